@@ -67,12 +67,22 @@ def test_python_snippets_compile_and_import(page: Path) -> None:
                 module = importlib.import_module(node.module or "")
                 missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
                 assert not missing, f"{page_id(page)}: {node.module} has no {missing}"
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sparseloco":
+                assert hasattr(importlib.import_module("sparseloco"), node.attr), (
+                    f"{page_id(page)}: {node.attr}"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_toml_snippets_parse(page: Path) -> None:
     for text in snippets(page, "toml"):
         tomllib.loads(text)
+
+
+def test_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M)
+    assert citation == [project["version"]] == [importlib.import_module("sparseloco").__version__]
 
 
 def test_method_table_names_the_presets() -> None:
