@@ -1,0 +1,148 @@
+"""The model of the main job: a Llama that is built from its numbers, and its loss.
+
+``transformers`` is imported only when a model is built. Knows nothing of data, replicas or transports.
+Shape letters: B windows in a batch, T tokens in a window, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sparseloco.errors import ConfigError
+from sparseloco.types import TensorSpec
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+
+def build_model(
+    *,
+    vocab_size: int,
+    hidden_size: int = 128,
+    num_layers: int = 4,
+    num_heads: int = 4,
+    intermediate_size: int = 352,
+    sequence_length: int = 128,
+    tie_embeddings: bool = True,
+    seed: int = 0,
+) -> LlamaForCausalLM:
+    """Build a Llama on the CPU with random weights that follow from the seed alone.
+
+    The global random state is left as it was. Attention is torch's own ``sdpa``; keys and values are not
+    cached.
+
+    Args:
+        vocab_size: Tokens of the tokenizer; token 0 ends a document.
+        hidden_size: Width; a multiple of ``2 * num_heads``, since rotary positions turn pairs of values.
+        num_layers: Blocks.
+        num_heads: Attention heads, each with keys and values of its own.
+        intermediate_size: Width inside the gated feed-forward part.
+        sequence_length: Longest window.
+        tie_embeddings: Use one matrix for tokens in and out.
+        seed: Key of the initial weights, in 0..2**63 - 1.
+
+    Raises:
+        ConfigError: if a size is out of range.
+    """
+    return _build(
+        "cpu",
+        seed,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=sequence_length,
+        tie_word_embeddings=tie_embeddings,
+    )
+
+
+def parameter_specs(
+    *,
+    vocab_size: int,
+    hidden_size: int = 128,
+    num_layers: int = 4,
+    num_heads: int = 4,
+    intermediate_size: int = 352,
+    sequence_length: int = 128,
+    tie_embeddings: bool = True,
+) -> tuple[TensorSpec, ...]:
+    """Tensor table of ``build_model``'s model, tied parameters once; nothing is allocated.
+
+    Raises:
+        ConfigError: if a size is out of range.
+    """
+    model = _build(
+        "meta",
+        0,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=sequence_length,
+        tie_word_embeddings=tie_embeddings,
+    )
+    return tuple(
+        TensorSpec(name, tuple(value.shape), value.dtype) for name, value in model.named_parameters()
+    )
+
+
+def next_token_loss(model: nn.Module, batch_BT: Tensor) -> Tensor:
+    """Mean cross entropy of each next token, in nats: float32, or float64 from float64 logits.
+
+    Half-precision logits (autocast) are widened once, here; the model's own loss would shift and widen them
+    again.
+
+    Args:
+        model: Maps ``input_ids`` to an object with ``logits`` ``[B, T - 1, V]``, as transformers' models do.
+        batch_BT: Windows of tokens; the last one of each is only predicted.
+    """
+    logits = model(input_ids=batch_BT[:, :-1], use_cache=False).logits
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(wide.flatten(0, 1), batch_BT[:, 1:].flatten())
+
+
+_NAMES = {
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "max_position_embeddings": "sequence_length",
+}
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"{_NAMES.get(name, name)}={value}: must be at least 1; use a positive number")
+    hidden_size, num_heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    if hidden_size % (2 * num_heads):
+        nearest = max(1, round(hidden_size / (2 * num_heads))) * 2 * num_heads
+        raise ConfigError(
+            f"hidden_size={hidden_size}: must be a multiple of 2 * num_heads = {2 * num_heads}, so that each "
+            f"head has an even width; use {nearest} or another num_heads"
+        )
+
+
+def _build(device: str, seed: int, *, tie_word_embeddings: bool, **sizes: int) -> LlamaForCausalLM:
+    _check_sizes(**sizes)
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed={seed}: must be in 0..2**63 - 1; use 0")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sdpa: Any = {"attn_implementation": "sdpa"}  # Not among the declared fields of the config.
+    config = LlamaConfig(
+        **sizes,
+        **sdpa,
+        num_key_value_heads=sizes["num_attention_heads"],
+        tie_word_embeddings=tie_word_embeddings,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    # The CPU generator alone is seeded: torch.manual_seed would also change the accelerators' generators.
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.default_generator.manual_seed(seed)
+        return LlamaForCausalLM(config)
