@@ -1,0 +1,231 @@
+"""One fragment's way out and back: layout, error feedback, compressor, reducer and update transforms.
+
+Out: delta -> stored blocks -> coded blocks (+ residual) -> parts. Back: inbox -> coded update -> stored update ->
+transforms -> outer step on the anchor -> merge into the live tensors. Everything runs block by block, so nothing
+dense is made beside the state. This module must not know what a replica, a schedule or a transport is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparseloco.compress.base import Compressor
+from sparseloco.errors import ConfigError, DivergenceError
+from sparseloco.keys import derive_key
+from sparseloco.layout import BlockShape, Layout
+from sparseloco.merge import Merge
+from sparseloco.outer import OuterOptimizer, OuterState
+from sparseloco.reduce import Reducer
+from sparseloco.types import Envelope, Parts, PartSpec, Payload, Source, TensorSpec, state_dtype
+from sparseloco.update import UpdateTransform
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """Keep what was not sent: ``residual <- decay * residual + delta``, then minus what the payload decodes to.
+
+    Args:
+        decay: Share of the residual carried into the next round (the paper's beta), in [0, 1].
+
+    Departs from the paper: nothing.
+
+    Reference: Sarfi et al., 2025, arXiv:2508.15706, algorithm 1; Karimireddy et al., 2019, arXiv:1901.09847.
+    """
+
+    decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"decay={self.decay!r}: must be between 0 and 1; the paper uses 0.95")
+
+
+@dataclass
+class ChannelState:
+    """State of one fragment, one entry per block.
+
+    Attributes:
+        specs: Tensor table of the fragment.
+        shapes: Block shapes, all tensors' blocks one after another.
+        spans: Range of blocks of each tensor.
+        anchor: Shared. Agreed parameters in stored form.
+        outer: Shared. Outer optimizer state.
+        codec: Shared. Compressor state.
+        residual: Private. Coded values not sent yet; without error feedback only what was undelivered.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    shapes: list[BlockShape]
+    spans: list[range]
+    anchor: list[Tensor]
+    outer: list[OuterState]
+    codec: list[Parts]
+    residual: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """The parts that decide what one fragment sends and what it makes of what it receives.
+
+    Args:
+        layout: How tensors become blocks.
+        compressor: Blocks to payload.
+        reducer: Payloads to update.
+        feedback: Error feedback; None forgets what compression loses.
+        transforms: Applied to the update, first to last.
+    """
+
+    layout: Layout
+    compressor: Compressor
+    reducer: Reducer
+    feedback: ErrorFeedback | None = None
+    transforms: tuple[UpdateTransform, ...] = ()
+
+    @property
+    def portable(self) -> bool:
+        """Whether the update has the same bits on every IEEE machine."""
+        return all(part.portable for part in (self.layout, self.compressor, *self.transforms))
+
+    def init(self, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> ChannelState:
+        """Fresh state with ``tensors`` as anchor; the residual starts at zero."""
+        state = ChannelState(tuple(specs), [], [], [], [], [])
+        for tensor in tensors:
+            shapes = self.layout.block_shapes(tuple(tensor.shape))
+            state.spans.append(range(len(state.shapes), len(state.shapes) + len(shapes)))
+            state.shapes.extend(shapes)
+            wide = tensor.detach().to(state_dtype(tensor.dtype), copy=True)
+            state.anchor.extend(block.contiguous() for block in self.layout.split(wide))
+        state.outer = [{} for _ in state.shapes]
+        state.codec = [
+            self.compressor.init(block.shape[0], block.shape[1], block.dtype, block.device)
+            for block in state.anchor
+        ]
+        if self.feedback is not None:
+            state.residual = [torch.zeros_like(block) for block in state.anchor]
+        return state
+
+    def part_specs(self, state: ChannelState) -> tuple[PartSpec, ...]:
+        """Table of the next payload's parts; works on meta tensors."""
+        table: list[PartSpec] = []
+        for j, (block, shared) in enumerate(zip(state.anchor, state.codec, strict=True)):
+            for spec in self.compressor.specs(block.shape[0], block.shape[1], block.dtype, shared):
+                table.append(spec._replace(name=f"{j}.{spec.name}"))
+        return tuple(table)
+
+    def outgoing(self, sources: Sequence[Source], state: ChannelState, *, key: int) -> Payload:
+        """Encode the fragment's delta and take what is sent out of the residual.
+
+        Args:
+            sources: One per tensor, in the order of the table.
+            state: Its residual is updated in place.
+            key: Source of all randomness of this payload.
+
+        Raises:
+            DivergenceError: if a delta is not finite; the state is then as it was.
+        """
+        for spec, source in zip(state.specs, sources, strict=True):
+            if not bool(torch.isfinite(source.end).all()):
+                raise DivergenceError(
+                    f"delta of {spec.name}=not finite: must be finite to leave its replica; "
+                    "lower the learning rate or clip gradients, then reset the replica to its anchor"
+                )
+        tensors: Parts = {}
+        for spec, source, span in zip(state.specs, sources, state.spans, strict=True):
+            for j, delta in zip(span, self._delta(source, spec, state, span), strict=True):
+                parts = self._encode_block(delta, j, state, derive_key(key, j))
+                tensors.update({f"{j}.{name}": part for name, part in parts.items()})
+        if self.feedback is None:
+            state.residual = []
+        return Payload(self.part_specs(state), tensors, self.compressor.linear)
+
+    def settle_(
+        self,
+        inbox: Sequence[Envelope],
+        state: ChannelState,
+        live: Sequence[Tensor],
+        *,
+        outer: OuterOptimizer,
+        merge: Merge,
+        snapshot: Sequence[Tensor] | None,
+        step: int,
+    ) -> float:
+        """Reduce the inbox, step the anchor, and merge it into ``live``; an empty inbox leaves the anchor.
+
+        Returns:
+            2-norm of the update.
+        """
+        square = 0.0
+        if inbox:
+            updates = self._updates(inbox, state)
+            for transform in self.transforms:
+                updates = transform(updates)
+            for j, update in enumerate(updates):
+                square += float(torch.linalg.vector_norm(update)) ** 2
+                outer.step_(state.anchor[j], update, state.outer[j], step)
+        for i, (tensor, span) in enumerate(zip(live, state.spans, strict=True)):
+            anchor = self.anchor_tensor(state, span, tuple(tensor.shape))
+            tensor.copy_(merge(anchor, tensor, snapshot[i] if snapshot is not None else None))
+        return square**0.5
+
+    def credit_(self, payload: Payload, state: ChannelState) -> None:
+        """Put an undelivered payload back into the residual; without error feedback it goes out once more."""
+        if not state.residual:
+            state.residual = [torch.zeros_like(block) for block in state.anchor]
+        for j, residual in enumerate(state.residual):
+            self.compressor.accumulate_(residual, payload.blocks[j], 1, state.codec[j])
+
+    def anchor_tensor(self, state: ChannelState, span: range, shape: tuple[int, ...]) -> Tensor:
+        """The agreed value of one tensor, in its own shape."""
+        return self.layout.join(tuple(state.anchor[j] for j in span), shape)
+
+    def check_finite(self, inbox: Sequence[Envelope], state: ChannelState) -> None:
+        """Refuse payloads with infinities or NaN.
+
+        A mean of finite float32 numbers is finite, so nothing else can bring one into an anchor.
+        """
+        for envelope in inbox:
+            for name, part in envelope.payload.tensors.items():
+                if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+                    raise DivergenceError(
+                        f"payload of peer {envelope.peer}, round {envelope.key.round}, "
+                        f"{self._tensor_of(name, state)}=not finite: must be finite to reach an anchor; "
+                        "leave that peer out of the round"
+                    )
+
+    def _delta(self, source: Source, spec: TensorSpec, state: ChannelState, span: range) -> Iterator[Tensor]:
+        """Coded delta blocks of one tensor: ``start - end``, or the scaled gradient."""
+        wide = state_dtype(spec.dtype)
+        for j, end in zip(span, self.layout.split(source.end.detach()), strict=True):
+            if source.start is None:
+                stored = end.to(wide) * source.scale
+            else:
+                # The replica was given the anchor rounded to its own type, so an idle one has a delta of exactly zero.
+                stored = source.start[j - span.start].to(spec.dtype).to(wide) - end.to(wide)
+            yield self.layout.analyze(stored, state.shapes[j])
+
+    def _encode_block(self, delta: Tensor, j: int, state: ChannelState, key: int) -> Parts:
+        if not state.residual:
+            return self.compressor.encode(delta, state.codec[j], key=key)
+        residual = state.residual[j]
+        if self.feedback is not None and self.feedback.decay != 1:
+            residual.mul_(self.feedback.decay)
+        residual.add_(delta)
+        parts = self.compressor.encode(residual, state.codec[j], key=key)
+        self.compressor.accumulate_(residual, parts, -1, state.codec[j])
+        return parts
+
+    def _updates(self, inbox: Sequence[Envelope], state: ChannelState) -> Iterator[Tensor]:
+        """Stored update blocks, one at a time; shared compressor state moves on as they are made."""
+        for j, like in enumerate(state.anchor):
+            received = [(envelope.weight, envelope.payload.blocks[j]) for envelope in inbox]
+            update = self.reducer.reduce(like, received, self.compressor, state.codec[j])
+            self.compressor.advance_(state.codec[j], update)
+            yield self.layout.synthesize(update, state.shapes[j])
+
+    @staticmethod
+    def _tensor_of(part_name: str, state: ChannelState) -> str:
+        block = int(part_name.split(".", 1)[0])
+        return next(spec.name for spec, span in zip(state.specs, state.spans, strict=True) if block in span)

@@ -1,0 +1,28 @@
+"""Every error a user can meet, under one base class.
+
+Messages follow one template: ``<name>=<value>: <what must hold>; <what to do>``.
+"""
+
+
+class SparseLocoError(Exception):
+    """Base of all errors raised by this library."""
+
+
+class ConfigError(SparseLocoError, ValueError):
+    """A setting, an argument or an input file breaks a rule that the caller can mend."""
+
+
+class WireError(SparseLocoError, ValueError):
+    """Bytes from outside are not a valid frame of this run."""
+
+
+class QuorumError(SparseLocoError, TimeoutError):
+    """Too few peers arrived before the deadline."""
+
+
+class DivergenceError(SparseLocoError, RuntimeError):
+    """Numbers are not finite, or peers that must agree do not."""
+
+
+class CheckpointError(SparseLocoError, RuntimeError):
+    """Saved state is unreadable, incomplete or belongs to something else."""

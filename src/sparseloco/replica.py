@@ -1,0 +1,418 @@
+"""A replica: one copy of the model that runs an algorithm, and never communicates.
+
+It emits envelopes and is given envelopes; whoever drives it owns all waiting and all I/O. Nothing here may branch on
+the method: what differs between methods lives in the parts of the algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
+from sparseloco.bits import digest_lanes
+from sparseloco.channel import Channel, ChannelState
+from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
+from sparseloco.keys import derive_key
+from sparseloco.local import InnerSteps
+from sparseloco.merge import Merge, Replace
+from sparseloco.outer import OuterOptimizer, Sgd
+from sparseloco.reduce import check_weight
+from sparseloco.types import Envelope, Key, Payload, TensorSpec
+
+StateDict = dict[str, Any]
+"""Flat dictionary of tensors and plain numbers, by path."""
+
+
+class InFlight(NamedTuple):
+    """What a replica remembers of a message until it is settled. Private."""
+
+    payload: Payload
+    digest: str
+    snapshot: list[Tensor] | None
+
+
+@dataclass
+class _Lane:
+    """One fragment: its tensors, its way out and back, and its state."""
+
+    tensors: list[Tensor]
+    channel: Channel
+    outer: OuterOptimizer
+    merge: Merge
+    state: ChannelState
+    round: int = 0
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
+
+    def live(self) -> list[Tensor]:
+        return [tensor.data for tensor in self.tensors]
+
+
+class Replica:
+    """One copy of ``model`` that runs ``algorithm``.
+
+    Tied parameters count once, frozen ones never. Floating-point buffers stay private (one warning) unless
+    the algorithm has ``sync_buffers``.
+
+    State: shared are anchor, outer state and compressor state; private are residual, inner optimizer and
+    messages in flight. Counters are in both.
+
+    Args:
+        model: Its trainable parameters and buffers are read and written in place.
+        algorithm: What to run.
+        peer: This replica's number among its peers; inboxes are added in this order.
+        seed: Source of all randomness together with peer, round and fragment; equal at all peers.
+
+    Attributes:
+        step: Inner steps made so far; equal at all peers.
+        weight: Integer weight of the next messages, for example tokens per round.
+        optimizer: The inner optimizer, if the algorithm names one.
+    """
+
+    def __init__(self, model: nn.Module, algorithm: Algorithm, *, peer: int = 0, seed: int = 0) -> None:
+        self.algorithm = algorithm
+        self.peer = peer
+        self.seed = seed
+        self.step = 0
+        self.weight = 1
+        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.params:
+            raise ConfigError(
+                "model=no trainable parameters: must have at least one; set requires_grad on some"
+            )
+        self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
+        self.optimizer = algorithm.local.build(self.params)
+        self._lanes = [self._parameter_lane(rows) for rows in algorithm.fragments.assign(self.specs)]
+        self._add_buffers(model)
+        self.fingerprint = algorithm.fingerprint([spec for lane in self._lanes for spec in lane.state.specs])
+
+    # -- advancing -------------------------------------------------------------------------------------------
+
+    def local_step(self) -> None:
+        """One inner step with the gradients that lie in the parameters, then :meth:`stepped`."""
+        self.algorithm.local.step_(self.params, self.optimizer, self.step + 1)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Count one inner step that the caller made."""
+        self.step += 1
+
+    def outbox(self) -> list[Envelope]:
+        """Encode the fragments that are posted after the present step; call it once per step."""
+        return [
+            self._post(fragment, lane)
+            for fragment, lane in enumerate(self._lanes)
+            if self.algorithm.schedule.posts(self.step, fragment)
+        ]
+
+    def due(self) -> list[Key]:
+        """Keys whose messages must be collected and applied now, in order."""
+        schedule = self.algorithm.schedule
+        return [
+            Key(min(lane.in_flight), fragment)
+            for fragment, lane in enumerate(self._lanes)
+            if lane.in_flight and schedule.collects(self.step, fragment)
+        ]
+
+    def apply(self, key: Key, inbox: Sequence[Envelope]) -> float:
+        """Settle one round of one fragment with the payloads that count, the same list at every peer.
+
+        The own payload, if the inbox lacks it, is first credited to the residual.
+
+        Returns:
+            2-norm of the update, for logs.
+
+        Raises:
+            DivergenceError: if a payload is not finite, or a peer's shared state or algorithm differs; nothing has
+                changed then.
+        """
+        lane = self._lanes[key.fragment]
+        sent = lane.in_flight[key.round]
+        self._check(inbox, key, sent.digest)
+        lane.channel.check_finite(inbox, lane.state)
+        if not any(self.peer in envelope.peers for envelope in inbox):
+            lane.channel.credit_(sent.payload, lane.state)
+        norm = lane.channel.settle_(
+            inbox,
+            lane.state,
+            lane.live(),
+            outer=lane.outer,
+            merge=lane.merge,
+            snapshot=sent.snapshot,
+            step=self.step,
+        )
+        del lane.in_flight[key.round]
+        return norm
+
+    def reset(self) -> None:
+        """Return to the anchor after local numbers went bad: parameters, gradients and inner optimizer state."""
+        for lane in self._lanes:
+            for tensor, anchor in zip(lane.live(), self._anchors(lane), strict=True):
+                tensor.copy_(anchor)
+        for param in self.params.values():
+            param.grad = None
+        self.optimizer = self.algorithm.local.build(self.params)
+        warnings.warn(
+            f"peer {self.peer}: parameters were reset to the anchor and inner optimizer state starts anew",
+            stacklevel=2,
+        )
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def anchor(self) -> dict[str, Tensor]:
+        """The agreed parameters (and synced buffers) by name, in their own shapes."""
+        return {
+            spec.name: tensor
+            for lane in self._lanes
+            for spec, tensor in zip(lane.state.specs, self._anchors(lane), strict=True)
+        }
+
+    def digest(self) -> str:
+        """32 hex digits over the shared state of all fragments."""
+        return _hex(*map(sum, zip(*(self._lane_digest(lane) for lane in self._lanes), strict=True)))
+
+    def tensor_digests(self) -> dict[str, str]:
+        """A digest per tensor of the anchor, to name which one differs."""
+        return {
+            spec.name: _hex(*_sum_lanes([(f"{j - span.start}", lane.state.anchor[j]) for j in span]))
+            for lane in self._lanes
+            for spec, span in zip(lane.state.specs, lane.state.spans, strict=True)
+        }
+
+    def residual_norm(self) -> float:
+        """2-norm of everything that was not sent yet."""
+        return math.sqrt(
+            sum(float(r.double().square().sum()) for lane in self._lanes for r in lane.state.residual)
+        )
+
+    def delta_norm(self) -> float:
+        """2-norm of the way from the anchor to the live parameters."""
+        total = 0.0
+        for lane in self._lanes:
+            for live, anchor in zip(lane.live(), self._anchors(lane), strict=True):
+                total += float((anchor.double() - live.double()).square().sum())
+        return math.sqrt(total)
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def shared_state(self) -> StateDict:
+        """What all peers agree on; a peer that joins needs this and nothing else."""
+        state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
+        for fragment, lane in enumerate(self._lanes):
+            state[f"round/{fragment}"] = lane.round
+            for path, j in _block_paths(lane.state):
+                state[f"anchor/{path}"] = lane.state.anchor[j].clone()
+                state.update({f"outer/{path}/{k}": _copied(v) for k, v in lane.state.outer[j].items()})
+                state.update({f"codec/{path}/{k}": v.clone() for k, v in lane.state.codec[j].items()})
+        return state
+
+    def load_shared_state(self, state: StateDict) -> None:
+        """Take over shared state: live parameters become the anchor, private state starts empty.
+
+        Raises:
+            CheckpointError: if it belongs to another algorithm or model.
+        """
+        _expect(
+            "fingerprint",
+            state["fingerprint"],
+            self.fingerprint,
+            "all peers need the same algorithm and model",
+        )
+        self.step = state["step"]
+        for fragment, lane in enumerate(self._lanes):
+            lane.round = state[f"round/{fragment}"]
+            lane.in_flight.clear()
+            for path, j in _block_paths(lane.state):
+                lane.state.anchor[j].copy_(_fitting(f"anchor/{path}", state, lane.state.anchor[j]))
+                lane.state.outer[j] = _subtree(state, f"outer/{path}/")
+                lane.state.codec[j] = _subtree(state, f"codec/{path}/")
+            for residual in lane.state.residual:
+                residual.zero_()
+            for tensor, anchor in zip(lane.live(), self._anchors(lane), strict=True):
+                tensor.copy_(anchor)
+
+    def private_state(self) -> StateDict:
+        """What only this replica has: live parameters, residual, inner optimizer, messages in flight."""
+        state: StateDict = {"fingerprint": self.fingerprint, "peer": self.peer, "step": self.step}
+        state["optimizer"] = self.optimizer.state_dict() if self.optimizer else None
+        for fragment, lane in enumerate(self._lanes):
+            for spec, live in zip(lane.state.specs, lane.live(), strict=True):
+                state[f"live/{spec.name}"] = live.clone()
+            if lane.state.residual:
+                state.update(
+                    {f"residual/{p}": lane.state.residual[j].clone() for p, j in _block_paths(lane.state)}
+                )
+            state[f"in_flight/{fragment}"] = dict(lane.in_flight)
+        return state
+
+    def load_private_state(self, state: StateDict) -> None:
+        """Continue where :meth:`private_state` was taken; load the shared state first.
+
+        Raises:
+            CheckpointError: if it belongs to another algorithm, model or step, or a shape or type changed.
+        """
+        _expect(
+            "fingerprint",
+            state["fingerprint"],
+            self.fingerprint,
+            "resume with the algorithm and model it came from",
+        )
+        _expect("step", state["step"], self.step, "load private and shared state of the same moment")
+        if self.optimizer:
+            self.optimizer.load_state_dict(state["optimizer"])
+        for fragment, lane in enumerate(self._lanes):
+            for spec, live in zip(lane.state.specs, lane.live(), strict=True):
+                live.copy_(_fitting(f"live/{spec.name}", state, live))
+            stored = any(f"residual/{path}" in state for path, _ in _block_paths(lane.state))
+            lane.state.residual = (
+                [
+                    _fitting(f"residual/{path}", state, lane.state.anchor[j]).clone()
+                    for path, j in _block_paths(lane.state)
+                ]
+                if stored
+                else lane.state.residual
+            )
+            lane.in_flight = dict(state[f"in_flight/{fragment}"])
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _parameter_lane(self, rows: Sequence[int]) -> _Lane:
+        specs = [self.specs[row] for row in rows]
+        tensors: list[Tensor] = [self.params[spec.name] for spec in specs]
+        channel = self.algorithm.channel
+        state = channel.init(specs, [t.data for t in tensors])
+        return _Lane(tensors, channel, self.algorithm.outer, self.algorithm.merge, state)
+
+    def _add_buffers(self, model: nn.Module) -> None:
+        """Synced buffers are one more lane; private ones are named once."""
+        found = {
+            name: b
+            for name, b in model.named_buffers()
+            if b.is_floating_point() and _is_persistent(model, name)
+        }
+        if not found:
+            return
+        if not self.algorithm.sync_buffers:
+            warnings.warn(
+                f"buffers={sorted(found)}: stay private to each replica; set sync_buffers=True to average them",
+                stacklevel=3,
+            )
+            return
+        specs = [TensorSpec(name, tuple(b.shape), b.dtype) for name, b in found.items()]
+        state = BUFFER_CHANNEL.init(specs, list(found.values()))
+        self._lanes.append(_Lane(list(found.values()), BUFFER_CHANNEL, Sgd(), Replace(), state))
+
+    def _post(self, fragment: int, lane: _Lane) -> Envelope:
+        key = Key(lane.round, fragment)
+        local = self.algorithm.local if lane.channel is not BUFFER_CHANNEL else InnerSteps()
+        spans = lane.state.spans
+        sources = [
+            local.source([lane.state.anchor[j] for j in span], tensor, self.step)
+            for tensor, span in zip(lane.tensors, spans, strict=True)
+        ]
+        digest = _hex(*self._lane_digest(lane))
+        message_key = derive_key(self.seed, self.peer, key.round, key.fragment)
+        payload = lane.channel.outgoing(sources, lane.state, key=message_key)
+        local.posted_(lane.tensors)
+        snapshot = [t.clone() for t in lane.live()] if lane.merge.needs_snapshot else None
+        lane.in_flight[key.round] = InFlight(payload, digest, snapshot)
+        lane.round += 1
+        return Envelope(
+            key=key,
+            peer=self.peer,
+            weight=check_weight(self.weight),
+            fingerprint=self.fingerprint,
+            digest=digest,
+            payload=payload,
+        )
+
+    def _check(self, inbox: Sequence[Envelope], key: Key, mine: str) -> None:
+        for envelope in inbox:
+            where = f"peer {envelope.peer}, round {key.round}"
+            if envelope.fingerprint != self.fingerprint:
+                raise DivergenceError(
+                    f"{where}: says algorithm {envelope.fingerprint}, this run is {self.fingerprint}; "
+                    "all peers need the same [algorithm] and model"
+                )
+            if envelope.digest != mine:
+                raise DivergenceError(
+                    f"{where}: says shared state {envelope.digest}, here it is {mine}; "
+                    "restart the peer that differs from the shared state of another"
+                )
+
+    def _anchors(self, lane: _Lane) -> list[Tensor]:
+        state = lane.state
+        return [
+            lane.channel.anchor_tensor(state, span, spec.shape)
+            for spec, span in zip(state.specs, state.spans, strict=True)
+        ]
+
+    def _lane_digest(self, lane: _Lane) -> tuple[int, int]:
+        shared: list[tuple[str, Tensor]] = []
+        for path, j in _block_paths(lane.state):
+            shared.append((path, lane.state.anchor[j]))
+            for name, value in sorted({**lane.state.outer[j], **lane.state.codec[j]}.items()):
+                if isinstance(value, Tensor):
+                    shared.append((f"{path}/{name}", value))
+        return _sum_lanes(shared)
+
+
+def _block_paths(state: ChannelState) -> list[tuple[str, int]]:
+    """Stable names of blocks, ``<tensor>/<number within the tensor>``, with their positions."""
+    return [
+        (f"{spec.name}/{j - span.start}", j)
+        for spec, span in zip(state.specs, state.spans, strict=True)
+        for j in span
+    ]
+
+
+def _sum_lanes(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
+    total = [0, 0]
+    for name, tensor in named:
+        salt = derive_key(*name.encode()) & ((1 << 40) - 1)
+        matrix = tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
+        for lane, value in enumerate(digest_lanes(matrix, salt << 20)):
+            total[lane] += value
+    return total[0], total[1]
+
+
+def _hex(*lanes: int) -> str:
+    return "".join(f"{lane & ((1 << 64) - 1):016x}" for lane in lanes)
+
+
+def _is_persistent(model: nn.Module, name: str) -> bool:
+    """Whether a buffer belongs into a state dict; derived tables such as rotary frequencies do not."""
+    path, _, leaf = name.rpartition(".")
+    return leaf not in model.get_submodule(path)._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+
+
+def _expect(name: str, found: object, wanted: object, remedy: str) -> None:
+    if found != wanted:
+        raise CheckpointError(f"{name}={found!r}: must be {wanted!r}; {remedy}")
+
+
+def _fitting(path: str, state: StateDict, like: Tensor) -> Tensor:
+    """Tensor at ``path``, refused if missing or if its shape or type would be changed silently."""
+    tensor = state.get(path)
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(f"{path}=missing: must be in the state; load a complete one")
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        raise CheckpointError(
+            f"{path}={tensor.dtype} {tuple(tensor.shape)}: must be {like.dtype} {tuple(like.shape)}; "
+            "load it into the model it came from"
+        )
+    return tensor
+
+
+def _subtree(state: StateDict, prefix: str) -> dict[str, Any]:
+    return {path[len(prefix) :]: _copied(v) for path, v in state.items() if path.startswith(prefix)}
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,96 @@
+"""The two verbs of every transport, and the two calls of a training loop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from sparseloco.errors import DivergenceError
+from sparseloco.replica import Replica
+from sparseloco.types import Envelope, Key
+
+
+class Traffic(NamedTuple):
+    """Bytes of one peer since the start, all headers included.
+
+    ``sent`` counts what the peer hands over, once, however many receive it; ``received`` what others sent to it.
+    """
+
+    sent: int
+    received: int
+
+
+class Start(NamedTuple):
+    """What a replica must have in common with its peers before the first round."""
+
+    peer: int
+    fingerprint: str
+    digests: dict[str, str]
+
+    @classmethod
+    def of(cls, replica: Replica) -> Start:
+        """Read it off a replica."""
+        return cls(replica.peer, replica.fingerprint, replica.tensor_digests())
+
+
+def compare_starts(first: Start, other: Start) -> None:
+    """Check that two replicas begin alike.
+
+    Raises:
+        DivergenceError: naming the algorithm, or the first tensor whose values differ.
+    """
+    if first.fingerprint != other.fingerprint:
+        raise DivergenceError(
+            f"peer {other.peer}: says algorithm {other.fingerprint}, peer {first.peer} says {first.fingerprint}; "
+            "all peers need the same [algorithm] and model"
+        )
+    for name, digest in first.digests.items():
+        if other.digests[name] != digest:
+            raise DivergenceError(
+                f"peer {other.peer}, tensor {name}: starts from other values than at peer {first.peer}; "
+                "initialise all replicas from the same seed or the same file"
+            )
+
+
+class Transport(Protocol):
+    """Carries envelopes between peers. All waiting and all I/O live behind it."""
+
+    def connect(self, replica: Replica) -> None:
+        """Join with a replica: compare algorithm, tensor table and starting values with the other peers.
+
+        Calling it again with the same replica does nothing.
+
+        Raises:
+            DivergenceError: naming the first thing that differs.
+        """
+        ...
+
+    def post(self, envelope: Envelope) -> None:
+        """Hand over one message; returns before it has arrived."""
+        ...
+
+    def collect(self, key: Key) -> list[Envelope]:
+        """Messages of that round and fragment, sorted by peer; waits for them."""
+        ...
+
+    def traffic(self, peer: int) -> Traffic:
+        """Bytes of ``peer`` so far."""
+        ...
+
+
+def advance(replica: Replica, transport: Transport) -> None:
+    """One inner step, then encode and post what is due."""
+    transport.connect(replica)
+    replica.local_step()
+    post_due(replica, transport)
+
+
+def settle(replica: Replica, transport: Transport) -> None:
+    """Collect what is due, reduce it, step the anchor and merge."""
+    for key in replica.due():
+        replica.apply(key, transport.collect(key))
+
+
+def post_due(replica: Replica, transport: Transport) -> None:
+    """Encode and post what is due, after an inner step that was counted already."""
+    for envelope in replica.outbox():
+        transport.post(envelope)

@@ -1,0 +1,84 @@
+"""All peers in one process: post for all, then collect for all, without threads."""
+
+from __future__ import annotations
+
+import warnings
+
+from sparseloco import wire
+from sparseloco.errors import ConfigError, QuorumError
+from sparseloco.replica import Replica
+from sparseloco.transport.base import Start, Traffic, compare_starts
+from sparseloco.types import Envelope, Key, PartSpec
+
+
+class Loopback:
+    """Carries real frames between ``num_peers`` replicas of this process.
+
+    Each message is encoded to bytes and decoded again, once for all receivers, so bytes are those of a real run.
+
+    Args:
+        num_peers: Replicas that take part.
+    """
+
+    def __init__(self, num_peers: int) -> None:
+        if num_peers < 1:
+            raise ConfigError(f"num_peers={num_peers!r}: must be at least 1; use 2 or more to synchronize")
+        if num_peers == 1:
+            warnings.warn(
+                "num_peers=1: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2
+            )
+        self.num_peers = num_peers
+        self._replicas: dict[int, Replica] = {}
+        self._frames: dict[Key, dict[int, bytes]] = {}
+        self._tables: dict[Key, tuple[PartSpec, ...]] = {}
+        self._inboxes: dict[Key, list[Envelope]] = {}
+        self._readers: dict[Key, int] = {}
+        self._sent: dict[int, int] = {}
+        self._total = 0
+
+    def connect(self, replica: Replica) -> None:
+        """Register a replica and compare its start with that of the first."""
+        if self._replicas.get(replica.peer) is replica:
+            return
+        if not 0 <= replica.peer < self.num_peers or replica.peer in self._replicas:
+            raise ConfigError(
+                f"peer={replica.peer!r}: must be a free number from 0 to {self.num_peers - 1}; number replicas from 0"
+            )
+        if self._replicas:
+            compare_starts(Start.of(next(iter(self._replicas.values()))), Start.of(replica))
+        self._replicas[replica.peer] = replica
+        self._sent[replica.peer] = 0
+
+    def post(self, envelope: Envelope) -> None:
+        """Encode and keep the frame."""
+        frame = wire.encode(envelope)
+        self._frames.setdefault(envelope.key, {})[envelope.peer] = frame
+        self._tables[envelope.key] = envelope.payload.specs
+        self._sent[envelope.peer] = self._sent.get(envelope.peer, 0) + len(frame)
+        self._total += len(frame)
+
+    def collect(self, key: Key) -> list[Envelope]:
+        """Decode all frames of ``key`` at the first call; forget them after the last peer has collected."""
+        frames = self._frames.get(key, {})
+        if len(frames) < self.num_peers:
+            raise QuorumError(
+                f"round {key.round}, fragment {key.fragment}: only {len(frames)} of {self.num_peers} peers have posted; "
+                "advance every replica before the first one settles"
+            )
+        if key not in self._inboxes:
+            fingerprint = next(iter(self._replicas.values())).fingerprint
+            self._inboxes[key] = [
+                wire.decode(frames[p], self._tables[key], fingerprint) for p in sorted(frames)
+            ]
+            self._readers[key] = self.num_peers
+        inbox = self._inboxes[key]
+        self._readers[key] -= 1
+        if not self._readers[key]:
+            for table in (self._frames, self._tables, self._inboxes, self._readers):
+                table.pop(key)
+        return inbox
+
+    def traffic(self, peer: int) -> Traffic:
+        """Frame bytes of ``peer``."""
+        sent = self._sent.get(peer, 0)
+        return Traffic(sent, self._total - sent)

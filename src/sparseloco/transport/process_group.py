@@ -1,0 +1,175 @@
+"""Peers as ranks of a ``torch.distributed`` group: gloo here, NCCL on a cluster.
+
+Sparse payloads: one uint8 buffer per fragment and round, one all-gather of frames of equal size. Linear payloads
+never go through a floating-point all-reduce: slices go all-to-all, each rank adds its slice in peer order and
+divides once, and the mean slices are gathered. That is the traffic of a ring, and the bits of :class:`Loopback`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparseloco import wire
+from sparseloco.errors import ConfigError
+from sparseloco.reduce import mean_of_tensors
+from sparseloco.replica import Replica
+from sparseloco.transport.base import Start, Traffic, compare_starts
+from sparseloco.types import Envelope, Key, PartSpec, Payload
+
+
+@dataclass
+class _Pending:
+    """Collectives of one message that run while training goes on."""
+
+    envelope: Envelope
+    works: list[dist.Work]
+    frames: list[Tensor]
+    slices: list[Tensor]
+
+
+class ProcessGroup:
+    """One replica per rank of ``group``; the peer number is the rank.
+
+    Args:
+        group: A process group with at least two ranks; None means the default one.
+
+    Raises:
+        ConfigError: if ``torch.distributed`` is not initialised.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized():
+            raise ConfigError(
+                "group=None: must have torch.distributed initialised; call init_process_group or start with torchrun"
+            )
+        self.group = group
+        self.num_peers = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        if self.num_peers == 1:
+            warnings.warn(
+                "group=1 rank: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2
+            )
+        self._connected: Replica | None = None
+        self._pending: dict[Key, _Pending] = {}
+        self._sent = 0
+        self._received = 0
+
+    def connect(self, replica: Replica) -> None:
+        """Compare fingerprints, then a digest per tensor, on all ranks."""
+        if self._connected is replica:
+            return
+        if replica.peer != self.rank:
+            raise ConfigError(
+                f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)"
+            )
+        mine = Start.of(replica)
+        fingerprints = [row.tobytes().hex() for row in self._gather_bytes(bytes.fromhex(mine.fingerprint))]
+        names = list(mine.digests)
+        if all(fingerprint == mine.fingerprint for fingerprint in fingerprints):
+            rows = self._gather_bytes(b"".join(bytes.fromhex(mine.digests[name]) for name in names))
+        else:
+            rows = [np.empty(0, np.uint8)] * self.num_peers
+        starts = [
+            Start(peer, fingerprint, dict(zip(names, _split_digests(row), strict=False)))
+            for peer, (fingerprint, row) in enumerate(zip(fingerprints, rows, strict=True))
+        ]
+        for start in starts[1:]:
+            compare_starts(starts[0], start)
+        self._connected = replica
+
+    def post(self, envelope: Envelope) -> None:
+        """Start the collectives of one message."""
+        if envelope.payload.linear:
+            # Weights and digests of all peers travel as bodiless frames.
+            head = replace(envelope, payload=Payload((), {}, linear=True))
+            slices, work = self._scatter_slices(envelope.payload)
+            frames, gather = self._gather_frames(wire.encode(head))
+            pending = _Pending(envelope, [*work, gather], frames, slices)
+            self._count(wire.HEADER_BYTES, sum(s.nbytes for s in slices))
+        else:
+            frames, gather = self._gather_frames(wire.encode(envelope))
+            pending = _Pending(envelope, [gather], frames, [])
+            self._count(frames[0].numel(), 0)
+        self._pending[envelope.key] = pending
+
+    def collect(self, key: Key) -> list[Envelope]:
+        """Wait for the collectives of ``key``; a linear payload comes back as one envelope, already averaged."""
+        pending = self._pending.pop(key)
+        for work in pending.works:
+            work.wait()
+        payload = pending.envelope.payload
+        table = () if payload.linear else payload.specs
+        fingerprint = pending.envelope.fingerprint
+        inbox = [wire.decode(frame.numpy().tobytes(), table, fingerprint) for frame in pending.frames]
+        return [self._gather_mean(inbox, pending)] if payload.linear else inbox
+
+    def traffic(self, peer: int) -> Traffic:
+        """Bytes of this rank; other ranks know theirs.
+
+        A mean that is reduced on the way costs a peer one payload sent (its slices, then its share of the mean) and
+        ``2 (R - 1) / R`` payloads received.
+        """
+        return Traffic(self._sent, self._received)
+
+    def _count(self, frame: int, payload: int) -> None:
+        self._sent += frame + payload
+        self._received += (self.num_peers - 1) * frame + 2 * payload * (self.num_peers - 1) // self.num_peers
+
+    def _gather_bytes(self, data: bytes) -> list[np.ndarray]:
+        frames, work = self._gather_frames(data)
+        work.wait()
+        return [frame.numpy() for frame in frames]
+
+    def _gather_frames(self, data: bytes) -> tuple[list[Tensor], dist.Work]:
+        mine = torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
+        frames = [torch.empty_like(mine) for _ in range(self.num_peers)]
+        work = dist.all_gather(frames, mine, group=self.group, async_op=True)
+        assert work is not None
+        return frames, work
+
+    def _scatter_slices(self, payload: Payload) -> tuple[list[Tensor], list[dist.Work]]:
+        """Send slice r of every float buffer to rank r; row p of a result is what rank p sent here."""
+        received: list[Tensor] = []
+        works: list[dist.Work] = []
+        for dtype in _dtypes(payload.specs):
+            flat = torch.cat([payload.tensors[s.name].reshape(-1) for s in payload.specs if s.dtype == dtype])
+            padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.num_peers))
+            out = torch.empty_like(padded)
+            work = dist.all_to_all_single(out, padded, group=self.group, async_op=True)
+            assert work is not None
+            received.append(out.view(self.num_peers, -1))
+            works.append(work)
+        return received, works
+
+    def _gather_mean(self, inbox: Sequence[Envelope], pending: _Pending) -> Envelope:
+        weights = [envelope.weight for envelope in inbox]
+        specs = pending.envelope.payload.specs
+        tensors: dict[str, Tensor] = {}
+        for dtype, slice_RS in zip(_dtypes(specs), pending.slices, strict=True):
+            mine = mean_of_tensors(list(zip(weights, slice_RS, strict=True)))
+            whole = [torch.empty_like(mine) for _ in weights]
+            dist.all_gather(whole, mine, group=self.group)
+            rest = torch.cat(whole)
+            for spec in (s for s in specs if s.dtype == dtype):
+                count = int(torch.Size(spec.shape).numel())
+                tensors[spec.name] = rest[:count].reshape(spec.shape)
+                rest = rest[count:]
+        mean = Payload(specs, {spec.name: tensors[spec.name] for spec in specs}, linear=True)
+        odd = next((e for e in inbox if e.digest != pending.envelope.digest), inbox[0])
+        covers = tuple(envelope.peer for envelope in inbox)
+        return replace(odd, weight=sum(weights), payload=mean, covers=covers)
+
+
+def _dtypes(specs: Sequence[PartSpec]) -> list[torch.dtype]:
+    return sorted({spec.dtype for spec in specs}, key=str)
+
+
+def _split_digests(row: np.ndarray) -> list[str]:
+    return [digest.tobytes().hex() for digest in row.reshape(-1, 16)]

@@ -1,0 +1,139 @@
+"""The words that all layers share: blocks, payloads, envelopes and tensor tables.
+
+Nothing here computes. Shape letters used everywhere: N chunks, C values in a chunk, K kept values, R peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Blocks = tuple[Tensor, ...]
+"""2-D groups ``[N, C]``, one per chunk size. One tensor gives up to eight: body and edges of its panels."""
+
+Parts = dict[str, Tensor]
+"""What a compressor makes of one block, by part name, for example ``index`` and ``code``."""
+
+Schedule = Callable[[int], float]
+"""A setting that changes with the shared step, for example a learning rate."""
+
+
+class Key(NamedTuple):
+    """Address of one message: the round of one fragment."""
+
+    round: int
+    fragment: int
+
+
+class TensorSpec(NamedTuple):
+    """One row of the tensor table: what peers must agree on before they can add each other's payloads."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        """Number of elements, 1 for a scalar."""
+        return int(torch.Size(self.shape).numel())
+
+
+class PartSpec(NamedTuple):
+    """Shape and wire width of one part of a payload; known before any value is.
+
+    ``bits`` is what one element costs on the wire: the full item for floats, fewer for packed integers. ``chunk_size``
+    is not 0 for positions: each row then holds strictly ascending numbers below it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bits: int
+    chunk_size: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this part on the wire, padded to whole bytes."""
+        return (int(torch.Size(self.shape).numel()) * self.bits + 7) // 8
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one fragment of one replica sends in one round, before it is a frame.
+
+    Attributes:
+        specs: Static table of the parts; it follows from algorithm and tensor shapes alone.
+        tensors: One tensor per row of ``specs``, by the same name (``"<block>.<part>"``).
+        linear: The mean of payloads decodes to the mean of what they decode to.
+    """
+
+    specs: tuple[PartSpec, ...]
+    tensors: Mapping[str, Tensor]
+    linear: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the body of a frame that carries this payload."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    @cached_property
+    def blocks(self) -> dict[int, Parts]:
+        """Parts by block number, with that prefix taken off their names."""
+        grouped: dict[int, Parts] = {}
+        for name, part in self.tensors.items():
+            block, _, rest = name.partition(".")
+            grouped.setdefault(int(block), {})[rest] = part
+        return grouped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """A payload with its address, its sender and what the sender believes.
+
+    Attributes:
+        key: Round and fragment.
+        peer: Sender; in a payload that was reduced on the way, the lowest of ``covers``.
+        weight: Integer weight of the sender in the mean, 1 <= weight < 2**29.
+        fingerprint: Algorithm and tensor table of the sender, 16 hex digits.
+        digest: Shared state of this fragment at the sender when it posted, 32 hex digits.
+        payload: What to add.
+        covers: Peers whose contributions this payload holds; empty means ``(peer,)``.
+    """
+
+    key: Key
+    peer: int
+    weight: int
+    fingerprint: str
+    digest: str
+    payload: Payload
+    covers: tuple[int, ...] = ()
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Every peer whose contribution is inside."""
+        return self.covers or (self.peer,)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a delta is made of, without making it.
+
+    Attributes:
+        start: Anchor blocks of one tensor in their stored form; None if ``end`` holds a gradient.
+        end: The live parameter, or its gradient.
+        scale: Factor on a gradient; 1 for differences of parameters.
+    """
+
+    start: Sequence[Tensor] | None
+    end: Tensor
+    scale: float = 1.0
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Data type of anchor, residual and update for a parameter of ``dtype``: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
