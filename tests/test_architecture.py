@@ -220,6 +220,7 @@ def test_files_fit_the_eye() -> None:
 @pytest.mark.parametrize(
     ("pattern", "what"),
     [(MACHINE_PATH, "paths of one machine"), (INDEX_HOST, "names of package index hosts")],
+    ids=["path", "host"],
 )
 def test_files_name_no_machine_and_no_index(pattern: re.Pattern[str], what: str) -> None:
     named = [
