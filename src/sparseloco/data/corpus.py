@@ -136,8 +136,8 @@ def split_documents(corpus: Corpus, validation_fraction: float, test_fraction: f
     if len(texts) < 3:
         raise ConfigError(
             f"data={corpus.name!r}: train, validation and test need at least one document each, but there "
-            f"are only {len(texts)} different documents ({corpus.num_bytes} bytes); give more text, a single file "
-            "of at least 12 KB"
+            f"are only {len(texts)} different documents ({corpus.num_bytes} bytes); give more text, a "
+            "single file of at least 12 KB"
         )
     total, position = corpus.num_bytes, 0
     splits: dict[str, list[str]] = {}
