@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 
 # Derandomized: a red run is red again on the next machine. No deadline: shared cores are slow at times.
-settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
 

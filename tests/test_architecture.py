@@ -99,9 +99,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             source = "." * node.level + (node.module or "")
             yield from ((f"{source}.{alias.name}", node.lineno) for alias in node.names)
-        elif (
-            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch"
-        ):
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
             yield f"torch.{node.attr}", node.lineno
 
 
@@ -138,9 +136,7 @@ def test_every_entry_of_the_table_exists() -> None:
 
 def test_architecture_page_has_the_same_table() -> None:
     page = text_of(ROOT / "docs" / "architecture.md")
-    rows = {
-        row: set(re.findall(r"\[`(\w+)`\]", text)) for row, text in re.findall(r"^\| (L\d) (.*)$", page, re.M)
-    }
+    rows = {row: set(re.findall(r"\[`(\w+)`\]", text)) for row, text in re.findall(r"^\| (L\d) (.*)$", page, re.M)}
     assert rows == {name: entries - {"__init__"} for name, entries in LAYERS.items()}
 
 
@@ -199,9 +195,7 @@ def test_import_loads_no_optional_package() -> None:
         "import sys, numpy, torch; before = set(sys.modules); import sparseloco;"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=100, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 0, run.stderr
     loaded = set(run.stdout.split())
     assert "sparseloco" in loaded

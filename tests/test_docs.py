@@ -68,9 +68,7 @@ def test_python_snippets_compile_and_import(page: Path) -> None:
                 missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
                 assert not missing, f"{page_id(page)}: {node.module} has no {missing}"
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sparseloco":
-                assert hasattr(importlib.import_module("sparseloco"), node.attr), (
-                    f"{page_id(page)}: {node.attr}"
-                )
+                assert hasattr(importlib.import_module("sparseloco"), node.attr), f"{page_id(page)}: {node.attr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

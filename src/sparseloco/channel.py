@@ -100,8 +100,7 @@ class Channel:
             state.anchor.extend(block.contiguous() for block in self.layout.split(wide))
         state.outer = [{} for _ in state.shapes]
         state.codec = [
-            self.compressor.init(block.shape[0], block.shape[1], block.dtype, block.device)
-            for block in state.anchor
+            self.compressor.init(block.shape[0], block.shape[1], block.dtype, block.device) for block in state.anchor
         ]
         if self.feedback is not None:
             state.residual = [torch.zeros_like(block) for block in state.anchor]

@@ -61,9 +61,7 @@ class LocalPhase(Protocol):
         """The inner optimizer, if this phase names one."""
         ...
 
-    def step_(
-        self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int
-    ) -> None:
+    def step_(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int) -> None:
         """Make inner step number ``step`` (from 1) with the gradients that lie in the parameters."""
         ...
 
@@ -98,9 +96,7 @@ class InnerSteps:
     def build(self, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
         return self.optimizer.build(list(params.values())) if self.optimizer else None
 
-    def step_(
-        self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int
-    ) -> None:
+    def step_(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int) -> None:
         if self.optimizer is None or optimizer is None:
             raise ConfigError(
                 "local.optimizer=None: must name an optimizer for local_step(); "
@@ -135,9 +131,7 @@ class Gradients:
     def build(self, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
         return None
 
-    def step_(
-        self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int
-    ) -> None:
+    def step_(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int) -> None:
         return None
 
     def source(self, anchor: Sequence[Tensor], param: Tensor, step: int) -> Source:

@@ -49,9 +49,7 @@ class Blend:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ConfigError(
-                f"alpha={self.alpha!r}: must be between 0 and 1; use 0 to take the anchor alone"
-            )
+            raise ConfigError(f"alpha={self.alpha!r}: must be between 0 and 1; use 0 to take the anchor alone")
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         mixed = anchor.to(torch.float64).mul(1 - self.alpha).add_(live.to(torch.float64).mul_(self.alpha))

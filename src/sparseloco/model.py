@@ -86,9 +86,7 @@ def parameter_specs(
         max_position_embeddings=sequence_length,
         tie_word_embeddings=tie_embeddings,
     )
-    return tuple(
-        TensorSpec(name, tuple(value.shape), value.dtype) for name, value in model.named_parameters()
-    )
+    return tuple(TensorSpec(name, tuple(value.shape), value.dtype) for name, value in model.named_parameters())
 
 
 def next_token_loss(model: nn.Module, batch_BT: Tensor) -> Tensor:

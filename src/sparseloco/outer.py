@@ -56,9 +56,7 @@ class Sgd:
 
     def __post_init__(self) -> None:
         if not callable(self.lr) and self.lr <= 0:
-            raise ConfigError(
-                f"lr={self.lr!r}: must be positive; the outer step moves along minus the update"
-            )
+            raise ConfigError(f"lr={self.lr!r}: must be positive; the outer step moves along minus the update")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum!r}: must be in [0, 1); use 0 for plain SGD")
         if self.nesterov and self.momentum == 0:

@@ -363,9 +363,7 @@ def _every(inner_steps: int, *, delay: int = 0) -> SyncSchedule:
 
 def _check_inner_steps(inner_steps: int) -> None:
     if inner_steps < 1:
-        raise ConfigError(
-            f"inner_steps={inner_steps!r}: must be at least 1; use 1 to synchronize after every step"
-        )
+        raise ConfigError(f"inner_steps={inner_steps!r}: must be at least 1; use 1 to synchronize after every step")
 
 
 __all__ = [*PRESETS, "PRESETS", "VALUE_CODES", "build"]

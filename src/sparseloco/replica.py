@@ -83,9 +83,7 @@ class Replica:
         self.weight = 1
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.params:
-            raise ConfigError(
-                "model=no trainable parameters: must have at least one; set requires_grad on some"
-            )
+            raise ConfigError("model=no trainable parameters: must have at least one; set requires_grad on some")
         self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
         self.optimizer = algorithm.local.build(self.params)
         self._lanes = [self._parameter_lane(rows) for rows in algorithm.fragments.assign(self.specs)]
@@ -187,9 +185,7 @@ class Replica:
 
     def residual_norm(self) -> float:
         """2-norm of everything that was not sent yet."""
-        return math.sqrt(
-            sum(float(r.double().square().sum()) for lane in self._lanes for r in lane.state.residual)
-        )
+        return math.sqrt(sum(float(r.double().square().sum()) for lane in self._lanes for r in lane.state.residual))
 
     def delta_norm(self) -> float:
         """2-norm of the way from the anchor to the live parameters."""
@@ -245,9 +241,7 @@ class Replica:
             for spec, live in zip(lane.state.specs, lane.live(), strict=True):
                 state[f"live/{spec.name}"] = live.clone()
             if lane.state.residual:
-                state.update(
-                    {f"residual/{p}": lane.state.residual[j].clone() for p, j in _block_paths(lane.state)}
-                )
+                state.update({f"residual/{p}": lane.state.residual[j].clone() for p, j in _block_paths(lane.state)})
             state[f"in_flight/{fragment}"] = dict(lane.in_flight)
         return state
 
@@ -291,11 +285,7 @@ class Replica:
 
     def _add_buffers(self, model: nn.Module) -> None:
         """Synced buffers are one more lane; private ones are named once."""
-        found = {
-            name: b
-            for name, b in model.named_buffers()
-            if b.is_floating_point() and _is_persistent(model, name)
-        }
+        found = {name: b for name, b in model.named_buffers() if b.is_floating_point() and _is_persistent(model, name)}
         if not found:
             return
         if not self.algorithm.sync_buffers:
@@ -366,9 +356,7 @@ class Replica:
 def _block_paths(state: ChannelState) -> list[tuple[str, int]]:
     """Stable names of blocks, ``<tensor>/<number within the tensor>``, with their positions."""
     return [
-        (f"{spec.name}/{j - span.start}", j)
-        for spec, span in zip(state.specs, state.spans, strict=True)
-        for j in span
+        (f"{spec.name}/{j - span.start}", j) for spec, span in zip(state.specs, state.spans, strict=True) for j in span
     ]
 
 

@@ -35,13 +35,9 @@ class SyncSchedule:
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise ConfigError(
-                f"every={self.every!r}: must be at least 1; use 1 to synchronize after every step"
-            )
+            raise ConfigError(f"every={self.every!r}: must be at least 1; use 1 to synchronize after every step")
         if self.stagger < 0:
-            raise ConfigError(
-                f"stagger={self.stagger!r}: must be at least 0; use 0 to post all fragments together"
-            )
+            raise ConfigError(f"stagger={self.stagger!r}: must be at least 0; use 0 to post all fragments together")
         if not 0 <= self.delay < self.every:
             raise ConfigError(
                 f"delay={self.delay!r}: must be at least 0 and smaller than every={self.every}, or a fragment would be "
@@ -85,9 +81,7 @@ class WarmupCosine:
                 "shorten the warm-up or train longer"
             )
         if not 0 <= self.final_fraction <= 1:
-            raise ConfigError(
-                f"final_fraction={self.final_fraction!r}: must be between 0 and 1; use 0.1 for a tenth"
-            )
+            raise ConfigError(f"final_fraction={self.final_fraction!r}: must be between 0 and 1; use 0.1 for a tenth")
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:

@@ -52,9 +52,7 @@ class ClipNorm:
 
     def __post_init__(self) -> None:
         if self.max_norm <= 0:
-            raise ConfigError(
-                f"max_norm={self.max_norm!r}: must be positive; leave the transform out for no clipping"
-            )
+            raise ConfigError(f"max_norm={self.max_norm!r}: must be positive; leave the transform out for no clipping")
 
     def __call__(self, updates: Iterator[Tensor]) -> Iterator[Tensor]:
         blocks = list(updates)

@@ -97,18 +97,14 @@ def decode(
         raise WireError(f"frame={magic!r} version {version}: must be {MAGIC!r} version {VERSION}; refuse it")
     body = data[HEADER_BYTES:]
     if data[_HEADER.size : HEADER_BYTES] != _checksum(data[: _HEADER.size], body):
-        raise WireError(
-            f"peer {peer}, round {round_}: checksum does not match the bytes; fetch the frame again"
-        )
+        raise WireError(f"peer {peer}, round {round_}: checksum does not match the bytes; fetch the frame again")
     if algorithm.hex() != fingerprint:
         raise WireError(
             f"peer {peer}, round {round_}: frame says algorithm {algorithm.hex()}, this run is {fingerprint}; "
             "all peers need the same [algorithm] and model"
         )
     if run != run_id:
-        raise WireError(
-            f"peer {peer}, round {round_}: frame says run {run.hex()}, this is {run_id.hex()}; refuse it"
-        )
+        raise WireError(f"peer {peer}, round {round_}: frame says run {run.hex()}, this is {run_id.hex()}; refuse it")
     expected = sum(spec.nbytes for spec in specs)
     if length != expected or len(body) != expected:
         raise WireError(f"peer {peer}, round {round_}: body={len(body)} bytes: must be {expected}; refuse it")

@@ -21,9 +21,7 @@ NAMES = ("manifest.json", "test.bin", "tokenizer.json", "train.bin", "validation
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     file = tmp_path / "tales.txt"
-    file.write_text(
-        "".join(f"Tale {n}: é {'and then ' * (n % 7)}{n * n}.\n\n" for n in range(900)), encoding="utf-8"
-    )
+    file.write_text("".join(f"Tale {n}: é {'and then ' * (n % 7)}{n * n}.\n\n" for n in range(900)), encoding="utf-8")
     return load_corpus(file)
 
 
@@ -52,21 +50,15 @@ def test_dataset_is_what_the_corpus_says(corpus: Corpus, tmp_path: Path) -> None
         assert split.num_tokens == len(tokens)
         assert split.tokens[-1] == 0
     texts = [document.text for document in corpus.documents]
-    for text in dataset.tokenizer.decode(dataset.split("test").tokens, skip_special_tokens=False).split(
-        "<|end|>"
-    )[:-1]:
+    for text in dataset.tokenizer.decode(dataset.split("test").tokens, skip_special_tokens=False).split("<|end|>")[:-1]:
         assert text in texts
 
 
 def test_second_call_opens_what_the_first_made(corpus: Corpus, tmp_path: Path) -> None:
     events: list[str] = []
-    first = prepare(
-        corpus, 400, cache_dir=tmp_path / "cache", progress=lambda stage, *_: events.append(stage)
-    )
+    first = prepare(corpus, 400, cache_dir=tmp_path / "cache", progress=lambda stage, *_: events.append(stage))
     assert list(dict.fromkeys(events)) == ["tokenizer", "tokens"]
-    second = prepare(
-        corpus, 400, cache_dir=tmp_path / "cache", progress=lambda *_: pytest.fail("worked twice")
-    )
+    second = prepare(corpus, 400, cache_dir=tmp_path / "cache", progress=lambda *_: pytest.fail("worked twice"))
     assert same(first, second)
     assert sorted(file.name for file in entry_of(tmp_path / "cache").iterdir()) == list(NAMES)
 
@@ -158,9 +150,7 @@ def test_processes_at_once_do_the_work_once(corpus: Corpus, tmp_path: Path) -> N
     )
     command = [sys.executable, "-c", script, str(tmp_path / "tales.txt"), str(tmp_path / "cache")]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    worked, tokens = zip(
-        *(json.loads(process.communicate(timeout=60)[0]) for process in started), strict=True
-    )
+    worked, tokens = zip(*(json.loads(process.communicate(timeout=60)[0]) for process in started), strict=True)
     assert sum(worked) == 1
     assert tokens[0] == tokens[1] == tokens[2]
     assert tokens[0] == prepare(corpus, 400, cache_dir=tmp_path / "own").split("train").tokens.tolist()

@@ -34,9 +34,7 @@ def test_stdlib_is_source_without_tests_and_installed_packages() -> None:
     corpus = load_corpus()
     names = {document.doc_id for document in corpus.documents}
     assert {"argparse.py", "json/decoder.py"} <= names
-    assert not [
-        name for name in names if {"test", "tests", "idlelib", "site-packages"} & set(name.split("/"))
-    ]
+    assert not [name for name in names if {"test", "tests", "idlelib", "site-packages"} & set(name.split("/"))]
     assert all(name.endswith(".py") for name in names)
     assert corpus.name.startswith("stdlib-3.")
     assert corpus.num_bytes > 5_000_000
@@ -102,9 +100,7 @@ def test_pieces_end_at_the_best_border_there_is() -> None:
     st.sets(st.text("abcdefgh", min_size=1, max_size=30), min_size=3, max_size=40),
     st.sampled_from([(0.02, 0.02), (0.3, 0.3), (0.5, 0.49), (1e-9, 0.9)]),
 )
-def test_every_document_is_in_one_split_and_none_is_empty(
-    texts: set[str], fractions: tuple[float, float]
-) -> None:
+def test_every_document_is_in_one_split_and_none_is_empty(texts: set[str], fractions: tuple[float, float]) -> None:
     splits = split_documents(made_of(*texts), *fractions)
     assert sorted(text for split in splits.values() for text in split) == sorted(texts)
     assert all(splits[name] for name in ("train", "validation", "test"))

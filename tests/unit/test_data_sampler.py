@@ -42,9 +42,7 @@ def test_large_ranges_need_no_memory() -> None:
 
 def test_seeds_and_epochs_differ_and_order_looks_random() -> None:
     size = 5000
-    orders = [
-        permute(np.arange(size), size, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (1, 0), (0, 1))
-    ]
+    orders = [permute(np.arange(size), size, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (1, 0), (0, 1))]
     for i, order in enumerate(orders):
         # Random permutations have one fixed point on average, and correlations near 1 / sqrt(size) = 0.014.
         assert (order == np.arange(size)).sum() < 10
@@ -60,9 +58,7 @@ def test_golden_order() -> None:
 
 
 @given(st.integers(5, 200), st.integers(1, 9), st.integers(1, 7), st.integers(0, 10))
-def test_no_window_twice_in_an_epoch_over_all_slots(
-    tokens: int, length: int, num_slots: int, seed: int
-) -> None:
+def test_no_window_twice_in_an_epoch_over_all_slots(tokens: int, length: int, num_slots: int, seed: int) -> None:
     length = min(length, tokens - 1)
     sampler = Sampler(split(tokens), length, seed)
     positions = 3 * sampler.num_samples

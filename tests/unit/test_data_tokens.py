@@ -71,9 +71,7 @@ def test_width_of_tokens() -> None:
 def test_vocabulary_without_room_for_the_bytes() -> None:
     with pytest.raises(ConfigError) as error:
         train_tokenizer(["x"], 256)
-    assert str(error.value) == (
-        "data.vocab_size=256: must be at least 257 (256 bytes and the end token); use 1024"
-    )
+    assert str(error.value) == ("data.vocab_size=256: must be at least 257 (256 bytes and the end token); use 1024")
 
 
 def test_vocabulary_mismatch() -> None:
@@ -98,8 +96,7 @@ def test_splits_that_do_not_fill_a_window() -> None:
 
 def test_import_of_data_and_model_loads_no_tokenizer() -> None:
     probe = (
-        "import sys, sparseloco.data, sparseloco.model;"
-        "print({'tokenizers', 'transformers', 'rich'} & set(sys.modules))"
+        "import sys, sparseloco.data, sparseloco.model;print({'tokenizers', 'transformers', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

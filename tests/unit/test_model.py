@@ -61,9 +61,7 @@ def test_table_equals_the_model(tie: bool) -> None:
 
 
 def test_table_of_a_large_model_needs_no_memory() -> None:
-    table = parameter_specs(
-        vocab_size=128_000, hidden_size=8192, num_layers=2, num_heads=64, intermediate_size=28_672
-    )
+    table = parameter_specs(vocab_size=128_000, hidden_size=8192, num_layers=2, num_heads=64, intermediate_size=28_672)
     assert sum(row.numel for row in table) > 2_000_000_000
 
 

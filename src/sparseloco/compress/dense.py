@@ -67,15 +67,11 @@ class Quantize(_Everywhere):
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16:
-            raise ConfigError(
-                f"bits={self.bits!r}: must be between 2 and 16; use Dense() to send full precision"
-            )
+            raise ConfigError(f"bits={self.bits!r}: must be between 2 and 16; use Dense() to send full precision")
         if self.grid not in ("exponent", "linear"):
             raise ConfigError(f"grid={self.grid!r}: must be 'exponent' or 'linear'; choose one of them")
         if self.grid == "exponent" and self.bits > 8:
-            raise ConfigError(
-                f"bits={self.bits!r}: must be at most 8 with grid='exponent'; use grid='linear'"
-            )
+            raise ConfigError(f"bits={self.bits!r}: must be at most 8 with grid='exponent'; use grid='linear'")
 
     def specs(self, rows: int, cols: int, dtype: torch.dtype, shared: Parts) -> tuple[PartSpec, ...]:
         code_type = torch.uint8 if self.bits <= 8 else torch.int32

@@ -174,9 +174,7 @@ class Stochastic:
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= 127:
-            raise ConfigError(
-                f"levels={self.levels!r}: must be between 1 and 127; use Float32 values for more"
-            )
+            raise ConfigError(f"levels={self.levels!r}: must be between 1 and 127; use Float32 values for more")
 
     def specs(self, rows: int, kept: int) -> tuple[PartSpec, ...]:
         return (

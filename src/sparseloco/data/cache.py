@@ -95,9 +95,7 @@ def prepare(
         ) from error
 
 
-def _open_or_build(
-    entry: Path, identity: dict[str, Any], corpus: Corpus, progress: Progress | None
-) -> Dataset:
+def _open_or_build(entry: Path, identity: dict[str, Any], corpus: Corpus, progress: Progress | None) -> Dataset:
     """Under the lock: what another process may have finished meanwhile, else a new entry."""
     try:
         return _open(entry, identity, corpus)

@@ -76,22 +76,17 @@ def load_corpus(path: str | os.PathLike[str] = STDLIB) -> Corpus:
     """
     if os.fspath(path) == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
-        files = [
-            file for file in _walk(root) if file.suffix == ".py" and not _NOT_STDLIB.intersection(file.parts)
-        ]
+        files = [file for file in _walk(root) if file.suffix == ".py" and not _NOT_STDLIB.intersection(file.parts)]
         return _collect(path, f"stdlib-{platform.python_version()}", root, files, longest=None)
     source = Path(path).expanduser()
     if source.is_dir() and os.fspath(path):
         return _collect(path, source.resolve().name, source, _walk(source), longest=_LONGEST_FILE)
     if not source.is_file():
         raise ConfigError(
-            f"data.path={os.fspath(path)!r}: must be an existing text file or directory, or 'stdlib'; "
-            "check the path"
+            f"data.path={os.fspath(path)!r}: must be an existing text file or directory, or 'stdlib'; check the path"
         )
     if _read_text(source) is None:
-        raise ConfigError(
-            f"data.path={os.fspath(path)!r}: must be readable UTF-8 text; convert the file first"
-        )
+        raise ConfigError(f"data.path={os.fspath(path)!r}: must be readable UTF-8 text; convert the file first")
     return _collect(path, source.name, source.parent, [Path(source.name)], longest=0)
 
 
@@ -158,9 +153,7 @@ def _piece_end(text: str, start: int) -> int:
     return min(start + _LONGEST_PIECE, len(text))
 
 
-def _collect(
-    path: str | os.PathLike[str], name: str, root: Path, files: Iterable[Path], longest: int | None
-) -> Corpus:
+def _collect(path: str | os.PathLike[str], name: str, root: Path, files: Iterable[Path], longest: int | None) -> Corpus:
     """Read ``files`` (relative to ``root``); those over ``longest`` characters are cut into pieces."""
     documents: dict[bytes, Document] = {}
     num_skipped = num_duplicates = 0
@@ -175,9 +168,7 @@ def _collect(
                 continue
             digest = _digest(piece)
             num_duplicates += digest in documents
-            documents.setdefault(
-                digest, Document(f"{file.as_posix()}#{number}" if cut else file.as_posix(), piece)
-            )
+            documents.setdefault(digest, Document(f"{file.as_posix()}#{number}" if cut else file.as_posix(), piece))
     if not documents:
         raise ConfigError(
             f"data.path={os.fspath(path)!r}: holds no text ({num_skipped} files skipped as not UTF-8 text); "

@@ -99,9 +99,7 @@ class Sampler:
             raise ConfigError(f"step={step}: must not be negative; count steps from 0")
         for slot in slots:
             if not 0 <= slot < num_slots:
-                raise ConfigError(
-                    f"slot={slot}: must be in 0..{num_slots - 1} (num_slots={num_slots}); count from 0"
-                )
+                raise ConfigError(f"slot={slot}: must be in 0..{num_slots - 1} (num_slots={num_slots}); count from 0")
         position = np.array(slots, dtype=np.int64) + step * num_slots
         epoch, offset = position // self.num_samples, position % self.num_samples
         index = np.empty_like(offset)
@@ -111,9 +109,7 @@ class Sampler:
         return index
 
 
-def evaluation_batches(
-    split: TokenSplit, sequence_length: int, batch_size: int, max_tokens: int
-) -> Iterator[Tensor]:
+def evaluation_batches(split: TokenSplit, sequence_length: int, batch_size: int, max_tokens: int) -> Iterator[Tensor]:
     """The first windows of a split, in order: int64 ``[<= batch_size, sequence_length + 1]`` each.
 
     ``max_tokens`` bounds the predicted tokens, but at least one window is given. The bytes of exactly these

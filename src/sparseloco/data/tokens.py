@@ -121,8 +121,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int, progress: Progress | 
 
     if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(
-            f"data.vocab_size={vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and the end token); "
-            "use 1024"
+            f"data.vocab_size={vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and the end token); use 1024"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -156,9 +155,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def write_tokens(
-    file: Path, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress | None = None
-) -> int:
+def write_tokens(file: Path, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress | None = None) -> int:
     """Encode documents into a file of raw tokens, an end token behind each; returns the number of tokens."""
     dtype, num_tokens = token_dtype(tokenizer.get_vocab_size()), 0
     with file.open("wb") as stream:

@@ -24,9 +24,7 @@ class Loopback:
         if num_peers < 1:
             raise ConfigError(f"num_peers={num_peers!r}: must be at least 1; use 2 or more to synchronize")
         if num_peers == 1:
-            warnings.warn(
-                "num_peers=1: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2
-            )
+            warnings.warn("num_peers=1: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2)
         self.num_peers = num_peers
         self._replicas: dict[int, Replica] = {}
         self._frames: dict[Key, dict[int, bytes]] = {}
@@ -67,9 +65,7 @@ class Loopback:
             )
         if key not in self._inboxes:
             fingerprint = next(iter(self._replicas.values())).fingerprint
-            self._inboxes[key] = [
-                wire.decode(frames[p], self._tables[key], fingerprint) for p in sorted(frames)
-            ]
+            self._inboxes[key] = [wire.decode(frames[p], self._tables[key], fingerprint) for p in sorted(frames)]
             self._readers[key] = self.num_peers
         inbox = self._inboxes[key]
         self._readers[key] -= 1

@@ -53,9 +53,7 @@ class ProcessGroup:
         self.num_peers = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         if self.num_peers == 1:
-            warnings.warn(
-                "group=1 rank: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2
-            )
+            warnings.warn("group=1 rank: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2)
         self._connected: Replica | None = None
         self._pending: dict[Key, _Pending] = {}
         self._sent = 0
@@ -66,9 +64,7 @@ class ProcessGroup:
         if self._connected is replica:
             return
         if replica.peer != self.rank:
-            raise ConfigError(
-                f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)"
-            )
+            raise ConfigError(f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)")
         mine = Start.of(replica)
         fingerprints = [row.tobytes().hex() for row in self._gather_bytes(bytes.fromhex(mine.fingerprint))]
         names = list(mine.digests)
