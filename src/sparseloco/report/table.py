@@ -70,7 +70,7 @@ def settings_table(runs: Sequence[Run]) -> tuple[dict[str, list[Any]], dict[str,
         Name -> one value per run (``None`` where a run has no such setting): the keywords of the algorithms,
         then the other settings that differ. Second, dotted name -> the value that all runs share.
     """
-    by_run = {"preset": [run.summary.preset for run in runs]}
+    by_run: dict[str, list[Any]] = {"preset": [run.summary.preset for run in runs]}
     for name in dict.fromkeys(name for run in runs for name in run.summary.settings if name != "preset"):
         by_run[name] = [run.summary.settings.get(name) for run in runs]
     shared: dict[str, Any] = {}
