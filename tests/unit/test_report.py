@@ -1,6 +1,5 @@
 """Reports from synthetic run folders: what is read, what is refused, what the page says and shows."""
 
-import json
 import math
 import re
 import sys
@@ -10,84 +9,16 @@ from pathlib import Path
 import pytest
 
 from sparseloco.errors import ConfigError
-from sparseloco.report import chart, labels, load_run, summary_table, svg, units, write_report
+from sparseloco.report import chart, load_run, summary_table, units, write_report
 from sparseloco.report.runs import distinct
 from sparseloco.report.story import contestants, details, headline, selection, warnings
 from sparseloco.report.table import settings_table
-
-DENSE = 3_281_408  # one round of 820,352 float32 values
-CONFIG = """[algorithm]
-preset = "{preset}"
-[data]
-path = "<stdlib>"
-[optimizer]
-lr = {lr}
-betas = [0.9, 0.95]
-"""
-
-
-def make_run(
-    root: Path,
-    label: str,
-    *,
-    preset: str = "diloco",
-    loss: float = 3.0,
-    round_bytes: int = DENSE,
-    rounds: int = 30,
-    lr: float = 3e-3,
-    **changes: object,
-) -> Path:
-    """A run folder as the trainer writes it; ``changes`` replace fields of the summary."""
-    folder = root / f"run{len(list(root.iterdir()))}"
-    folder.mkdir()
-    lines: list[dict[str, object]] = []
-    for n in range(0, rounds + 1, 5):
-        at = {"step": 15 * n, "round": n, "tokens": 61_440 * n, "bytes_sent": round_bytes * n}
-        value = loss + 4.0 * math.exp(-n / 6) if n < rounds else loss
-        evaluation = {
-            "kind": "evaluation",
-            "loss": value,
-            "bits_per_byte": value / 2,
-            "evaluated_tokens": 65536,
-        }
-        lines += [{"kind": "round", "bytes_received": 3, **at}, evaluation | {"split": "validation"} | at]
-    lines.append(evaluation | {"split": "test", "loss": loss + 0.02} | at)
-    summary = {
-        "label": label,
-        "preset": preset,
-        "held_out_loss": loss + 0.02,
-        "validation_loss": loss,
-        "bits_per_byte": loss / 2,
-        "tokens": 61_440 * rounds,
-        "rounds": rounds,
-        "steps": 15 * rounds,
-        "workers": 4,
-        "parameters": 820_352,
-        "bytes_sent_per_replica": round_bytes * rounds,
-        "bytes_received_per_replica": 3 * round_bytes * rounds,
-        "dense_bytes_per_replica": DENSE * rounds,
-        "compression": DENSE / round_bytes if round_bytes else None,
-        "seconds": 70.0,
-        "seconds_in_sync": 6.3,
-        "corpus": "Python standard library",
-        "corpus_sha256": "9f2c" * 16,
-        "settings": {"inner_steps": 15, "outer_lr": 0.7},
-    }
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "summary.json").write_text(json.dumps(summary | changes))
-    (folder / "config.toml").write_text(CONFIG.format(preset=preset, lr=lr))
-    return folder
+from tests.unit.report_folders import DENSE, make_run, three_runs
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    root = tmp_path / "runs"
-    root.mkdir()
-    return [
-        make_run(root, "SparseLoCo", preset="sparseloco", loss=3.01, round_bytes=DENSE // 151, tuned=["decay"]),
-        make_run(root, "DiLoCo published", loss=3.21),
-        make_run(root, "DiLoCo tuned", loss=2.98, lr=4e-3),
-    ]
+    return three_runs(tmp_path)
 
 
 class Page(HTMLParser):
@@ -329,56 +260,6 @@ def test_equal_labels_get_their_folder(tmp_path: Path):
     assert [run.label for run in runs] == ["same (run0)", "same (run1)"]
 
 
-def test_bytes_axis_is_logarithmic_and_starts_after_the_first_bytes(folders: list[Path]):
-    runs = [load_run(f) for f in folders]
-    drawn = chart.over_bytes(runs)
-    places = {line.label: [x for x, _ in line.points] for line in drawn.lines}
-    sent = [e.bytes_sent for e in runs[0].curve if e.bytes_sent]
-    assert len(places["SparseLoCo"]) == len(sent) == 6
-    # The same factor is the same distance, anywhere on the axis.
-    dense_decade = (places["DiLoCo tuned"][-1] - places["DiLoCo tuned"][0]) / math.log10(6)
-    for x, value in zip(places["SparseLoCo"], sent, strict=True):
-        expected = places["SparseLoCo"][0] + dense_decade * math.log10(value / sent[0])
-        assert x == pytest.approx(expected, abs=1e-6)
-    assert [tick.text for tick in drawn.x_ticks] == ["100 kB", "1 MB", "10 MB", "100 MB"]
-    steps = [b.at - a.at for a, b in zip(drawn.x_ticks, drawn.x_ticks[1:], strict=False)]
-    assert steps == pytest.approx([dense_decade] * 3)
-    assert drawn.bracket is not None
-    assert drawn.bracket.text == "151\u00d7 fewer bytes"
-
-
-def test_both_charts_share_the_loss_axis(folders: list[Path]):
-    runs = [load_run(f) for f in folders]
-    tokens, sent = chart.over_tokens(runs), chart.over_bytes(runs)
-    assert tokens.y_ticks == sent.y_ticks
-    assert tokens.lines[0].points[-1][1] == sent.lines[0].points[-1][1]
-    assert [tick.text for tick in tokens.x_ticks] == ["0", "500 k", "1 M", "1.5 M"]
-
-
-@pytest.mark.parametrize("number", [1, 3, 5, 8, 20])
-def test_labels_name_every_line_and_do_not_overlap(tmp_path: Path, number: int):
-    runs = [
-        load_run(make_run(tmp_path, f"run {n} of many", loss=3 + n / 1000, round_bytes=DENSE // (n + 1)))
-        for n in range(number)
-    ]
-    for drawn in (chart.over_tokens(runs), chart.over_bytes(runs)):
-        assert [" ".join(label.lines) for label in drawn.labels] == [run.label for run in runs]
-        boxes = [label.box for label in drawn.labels]
-        if number <= 8:
-            for n, a in enumerate(boxes):
-                for b in boxes[:n]:
-                    assert a.left >= b.right or b.left >= a.right or a.top >= b.bottom - 0.1 or b.top >= a.bottom - 0.1
-        assert "run 0 of many" in svg.draw(drawn)
-
-
-def test_long_labels_are_cut_in_the_chart_and_whole_on_hover(tmp_path: Path):
-    name = "a very long label of a run that nobody should give but somebody will " + "x" * 60
-    drawn = chart.over_tokens([load_run(make_run(tmp_path, name))])
-    assert all(len(line) <= 19 for line in drawn.labels[0].lines)
-    assert len(drawn.labels[0].lines) <= 2
-    assert f"<title>{name}</title>" in svg.draw(drawn)
-
-
 def test_runs_without_evaluations_or_bytes_still_make_a_report(tmp_path: Path):
     silent = make_run(tmp_path, "silent")
     (silent / "metrics.jsonl").write_text("")
@@ -388,54 +269,6 @@ def test_runs_without_evaluations_or_bytes_still_make_a_report(tmp_path: Path):
     assert "hence no curve: silent." in path.read_text(encoding="utf-8")
     assert chart.over_bytes(runs).lines == ()
     write_report(runs[:1], tmp_path / "out2")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (1.1e5, 9.8e7, [3e5, 1e6, 3e6, 1e7, 3e7]),
-        (8e4, 7e5, [1e5, 2e5, 5e5]),
-        (9e3, 2e6, [1e4, 1e5, 1e6]),
-        (1.0, 1e14, [1.0, 1e3, 1e6, 1e9, 1e12]),
-    ],
-)
-def test_log_ticks_are_few_and_round(low: float, high: float, expected: list[float]):
-    assert chart.log_ticks(low, high, 6) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1_843_200), (2.98, 4.4), (2.9999, 3.0001), (0, 1)])
-def test_linear_ticks_are_few_and_inside(low: float, high: float):
-    found = chart.linear_ticks(low, high, 5)
-    assert 2 <= len(found) <= 5
-    assert low - 1e-9 <= found[0]
-    assert found[-1] <= high + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("function", "value", "expected"),
-    [
-        (units.num_bytes, 0, "0 B"),
-        (units.num_bytes, 652_042, "652 kB"),
-        (units.num_bytes, 999_600, "1.00 MB"),
-        (units.num_bytes, 98_445_840, "98.4 MB"),
-        (units.count, 9_999, "9999"),
-        (units.count, 1_843_200, "1.84 M"),
-        (units.ratio, 151.2, "151\u00d7"),
-        (units.ratio, 1.0, "1.00\u00d7"),
-        (units.ratio, math.inf, units.MISSING),
-        (units.duration, 42.06, "42.1 s"),
-        (units.duration, 200, "3 min 20 s"),
-        (units.duration, 7_500, "2 h 05 min"),
-        (units.percent, 0.0312, "3.1 %"),
-        (units.setting, True, "true"),
-        (units.setting, 1.0, "1.0"),
-        (units.setting, 3e-3, "0.003"),
-        (units.setting, [0.9, 0.95], "[0.9, 0.95]"),
-        (units.setting, None, units.MISSING),
-    ],
-)
-def test_numbers_are_written_one_way(function, value: object, expected: str):
-    assert function(value) == expected
 
 
 def test_matplotlib_is_named_where_it_is_missing(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -472,11 +305,3 @@ def test_without_a_command_the_page_names_one_per_run(folders: list[Path], tmp_p
     text = Page(path.read_text(encoding="utf-8")).text
     for folder in folders:
         assert f"sparseloco train {(folder / 'config.toml').as_posix()}" in text
-
-
-def test_label_placement_is_pure_geometry():
-    plot = labels.Box(0, 0, 100, 100)
-    one, two = labels.place(["a", "b"], [0, 1], [[(0, 0), (100, 50)], [(0, 0), (100, 52)]], plot)
-    assert one.y + one.height / 2 <= two.y - two.height / 2
-    assert one.y + two.y == pytest.approx(102)
-    assert one.leader is not None

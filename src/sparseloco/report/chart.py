@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 480, 350
 LIGHT = ("#0067a8", "#b84a00", "#1a7f5a", "#a8457c", "#7a6200", "#5b6270", "#5a4fcf", "#00798c")
 DARK = ("#58b4f0", "#f28e4b", "#4cc79b", "#e58fbf", "#d9b93b", "#a9b1bd", "#a99cff", "#4fc3d4")
 """Line colours for light and dark ground: Okabe and Ito's hues, darkened or lightened until text in them
-reads well, in an order that keeps neighbours apart for colour-blind readers; markers differ too."""
+reads well, the first four well apart for colour-blind readers too; markers tell all of them apart."""
 MARKERS = ("circle", "square", "triangle", "diamond")
 MOST_MARKED = 40
 """Lines with more points than this have a marker at their end only."""
