@@ -16,11 +16,11 @@ from sparseloco.errors import ConfigError
 from sparseloco.fragments import FragmentRule, Whole
 from sparseloco.layout import Flat
 from sparseloco.local import Gradients, LocalPhase, OptimizerSpec
-from sparseloco.merge import Merge, Replace
-from sparseloco.outer import OuterOptimizer, Sgd
+from sparseloco.merge import Replace
+from sparseloco.outer import Sgd
 from sparseloco.reduce import Mean
 from sparseloco.schedule import SyncSchedule
-from sparseloco.types import TensorSpec
+from sparseloco.types import Merge, OuterOptimizer, TensorSpec
 
 FORMAT = 1
 """Version of everything that peers must compute alike; part of each fingerprint."""

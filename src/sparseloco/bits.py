@@ -6,13 +6,15 @@ least-significant bit first, one after another without gaps; the last byte is fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sparseloco.errors import WireError
-from sparseloco.keys import mix64
+from sparseloco.keys import derive_key, mix64
 
 _GROUP = 8  # eight values of `bits` bits fill `bits` whole bytes
 
@@ -108,3 +110,19 @@ def digest_lanes(block: Tensor, salt: int) -> tuple[int, int]:
         total = ((x_NC * column_C).sum(dim=1) * row_N).sum() + (row_N.sum() * lane)
         lanes.append(int(total) & ((1 << 64) - 1))
     return (lanes[0], lanes[1])
+
+
+def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
+    """Sum of the lanes of many tensors, each salted with its name."""
+    total = [0, 0]
+    for name, tensor in named:
+        salt = derive_key(*name.encode()) & ((1 << 40) - 1)
+        matrix = tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
+        for lane, value in enumerate(digest_lanes(matrix, salt << 20)):
+            total[lane] += value
+    return total[0], total[1]
+
+
+def hex_digest(*lanes: int) -> str:
+    """Lanes modulo 2**64 as 16 hex digits each."""
+    return "".join(f"{lane & ((1 << 64) - 1):016x}" for lane in lanes)

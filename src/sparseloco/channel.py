@@ -17,11 +17,20 @@ from sparseloco.compress.base import Compressor
 from sparseloco.errors import ConfigError, DivergenceError
 from sparseloco.keys import derive_key
 from sparseloco.layout import BlockShape, Layout
-from sparseloco.merge import Merge
-from sparseloco.outer import OuterOptimizer, OuterState
 from sparseloco.reduce import Reducer
-from sparseloco.types import Envelope, Parts, PartSpec, Payload, Source, TensorSpec, state_dtype
-from sparseloco.update import UpdateTransform
+from sparseloco.types import (
+    Envelope,
+    Merge,
+    OuterOptimizer,
+    OuterState,
+    Parts,
+    PartSpec,
+    Payload,
+    Source,
+    TensorSpec,
+    UpdateTransform,
+    state_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -110,8 +119,8 @@ class Channel:
         """Table of the next payload's parts; works on meta tensors."""
         table: list[PartSpec] = []
         for j, (block, shared) in enumerate(zip(state.anchor, state.codec, strict=True)):
-            for spec in self.compressor.specs(block.shape[0], block.shape[1], block.dtype, shared):
-                table.append(spec._replace(name=f"{j}.{spec.name}"))
+            specs = self.compressor.specs(block.shape[0], block.shape[1], block.dtype, shared)
+            table.extend(spec._replace(name=f"{j}.{spec.name}") for spec in specs)
         return tuple(table)
 
     def outgoing(self, sources: Sequence[Source], state: ChannelState, *, key: int) -> Payload:

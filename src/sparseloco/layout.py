@@ -161,10 +161,10 @@ class Matrices(_Permutation):
 
 
 class _Region(NamedTuple):
-    """A rectangle of equal tiles in each of ``count`` equal panels of a matrix."""
+    """A rectangle of equal tiles in each of ``panels`` equal panels of a matrix."""
 
     first_row: int
-    count: int
+    panels: int
     height: int
     row: slice
     col: slice
@@ -214,7 +214,7 @@ class Tiles(_Permutation):
 
     def block_shapes(self, shape: tuple[int, ...]) -> tuple[BlockShape, ...]:
         regions = self._regions(shape)
-        return tuple(BlockShape(r.count * r.grid[0] * r.grid[1], *r.tile) for r in regions)
+        return tuple(BlockShape(r.panels * r.grid[0] * r.grid[1], *r.tile) for r in regions)
 
     def split(self, tensor: Tensor) -> Blocks:
         shape = tuple(tensor.shape)
@@ -234,10 +234,7 @@ class Tiles(_Permutation):
     def _regions(self, shape: tuple[int, ...]) -> tuple[_Region, ...]:
         if not math.prod(shape):
             return ()
-        if len(shape) < 2:
-            tile = (self.vector_chunk or self.rows * self.cols, 1)
-        else:
-            tile = (self.rows, self.cols)
+        tile = (self.vector_chunk or self.rows * self.cols, 1) if len(shape) < 2 else (self.rows, self.cols)
         return _tile_regions(_matrix_shape(shape), tile, self.panels)
 
 
@@ -345,8 +342,8 @@ def _body_and_edge(length: int, side: int) -> Iterator[slice]:
 
 def _window(matrix: Tensor, region: _Region) -> Tensor:
     """View of a region as ``[panel, tile row, row in tile, tile column, column in tile]``."""
-    last_row = region.first_row + region.count * region.height
-    panels = matrix[region.first_row : last_row].view(region.count, region.height, matrix.shape[1])
+    last_row = region.first_row + region.panels * region.height
+    panels = matrix[region.first_row : last_row].view(region.panels, region.height, matrix.shape[1])
     rectangle = panels[:, region.row, region.col]
     (grid_rows, grid_cols), (rows, cols) = region.grid, region.tile
     return rectangle.unflatten(2, (grid_cols, cols)).unflatten(1, (grid_rows, rows))

@@ -31,7 +31,8 @@ class OptimizerSpec:
     def build(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         """Make the optimizer over ``params``."""
         kwargs: dict[str, Any] = dict(self.settings)
-        return self.cls(list(params), lr=value_at(self.lr, 1), **kwargs)
+        kwargs["lr"] = value_at(self.lr, 1)
+        return self.cls(list(params), **kwargs)
 
 
 def adamw(

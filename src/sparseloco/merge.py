@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sparseloco.errors import ConfigError
-
-
-class Merge(Protocol):
-    """New live values of one tensor, in the type of its state; the caller rounds them to the parameter's type."""
-
-    name: ClassVar[str]
-    needs_snapshot: ClassVar[bool]
-
-    def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
-        """``snapshot`` holds the live values at the time of the post, if asked for."""
-        ...
 
 
 @dataclass(frozen=True)

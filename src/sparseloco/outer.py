@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,21 +11,7 @@ from torch import Tensor
 from sparseloco.errors import ConfigError
 from sparseloco.local import OptimizerSpec
 from sparseloco.schedule import value_at
-from sparseloco.types import Schedule
-
-OuterState = dict[str, Any]
-"""Shared state of one block, by name; tensors, and plain numbers where ``torch.optim`` keeps them."""
-
-
-class OuterOptimizer(Protocol):
-    """Steps one anchor block at a time; ``state`` starts empty and is filled by the first step."""
-
-    name: ClassVar[str]
-    portable: ClassVar[bool]
-
-    def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
-        """Move ``anchor`` by ``update`` in place; ``step`` is the shared inner step, for schedules."""
-        ...
+from sparseloco.types import OuterState, Schedule
 
 
 @dataclass(frozen=True)

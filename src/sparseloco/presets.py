@@ -28,11 +28,11 @@ from sparseloco.errors import ConfigError
 from sparseloco.fragments import Even, Layers
 from sparseloco.layout import Chunks, DctTiles, Flat, Matrices, Tiles
 from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw
-from sparseloco.merge import Blend, Carry, Merge, Replace
+from sparseloco.merge import Blend, Carry, Replace
 from sparseloco.outer import Sgd, TorchOptimizer
 from sparseloco.reduce import Mean
 from sparseloco.schedule import SyncSchedule
-from sparseloco.types import Schedule
+from sparseloco.types import Merge, Schedule
 from sparseloco.update import ClipNorm, Sign
 
 VALUE_CODES: dict[str, Callable[[], ValueCode]] = {
@@ -366,4 +366,17 @@ def _check_inner_steps(inner_steps: int) -> None:
         raise ConfigError(f"inner_steps={inner_steps!r}: must be at least 1; use 1 to synchronize after every step")
 
 
-__all__ = [*PRESETS, "PRESETS", "VALUE_CODES", "build"]
+__all__ = [
+    "PRESETS",
+    "VALUE_CODES",
+    "build",
+    "ddp",
+    "demo",
+    "diloco",
+    "ef_signsgd",
+    "local_sgd",
+    "powersgd",
+    "qsparse_local_sgd",
+    "sparseloco",
+    "streaming_diloco",
+]

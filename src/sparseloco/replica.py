@@ -12,19 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
-from sparseloco.bits import digest_lanes
+from sparseloco.bits import digest_tensors, hex_digest
 from sparseloco.channel import Channel, ChannelState
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
 from sparseloco.keys import derive_key
 from sparseloco.local import InnerSteps
-from sparseloco.merge import Merge, Replace
-from sparseloco.outer import OuterOptimizer, Sgd
+from sparseloco.merge import Replace
+from sparseloco.outer import Sgd
 from sparseloco.reduce import check_weight
-from sparseloco.types import Envelope, Key, Payload, TensorSpec
+from sparseloco.types import Envelope, Key, Merge, OuterOptimizer, Payload, TensorSpec
 
 StateDict = dict[str, Any]
 """Flat dictionary of tensors and plain numbers, by path."""
@@ -173,12 +172,12 @@ class Replica:
 
     def digest(self) -> str:
         """32 hex digits over the shared state of all fragments."""
-        return _hex(*map(sum, zip(*(self._lane_digest(lane) for lane in self._lanes), strict=True)))
+        return hex_digest(*map(sum, zip(*(self._lane_digest(lane) for lane in self._lanes), strict=True)))
 
     def tensor_digests(self) -> dict[str, str]:
         """A digest per tensor of the anchor, to name which one differs."""
         return {
-            spec.name: _hex(*_sum_lanes([(f"{j - span.start}", lane.state.anchor[j]) for j in span]))
+            spec.name: hex_digest(*digest_tensors([(f"{j - span.start}", lane.state.anchor[j]) for j in span]))
             for lane in self._lanes
             for spec, span in zip(lane.state.specs, lane.state.spans, strict=True)
         }
@@ -306,7 +305,7 @@ class Replica:
             local.source([lane.state.anchor[j] for j in span], tensor, self.step)
             for tensor, span in zip(lane.tensors, spans, strict=True)
         ]
-        digest = _hex(*self._lane_digest(lane))
+        digest = hex_digest(*self._lane_digest(lane))
         message_key = derive_key(self.seed, self.peer, key.round, key.fragment)
         payload = lane.channel.outgoing(sources, lane.state, key=message_key)
         local.posted_(lane.tensors)
@@ -350,7 +349,7 @@ class Replica:
             for name, value in sorted({**lane.state.outer[j], **lane.state.codec[j]}.items()):
                 if isinstance(value, Tensor):
                     shared.append((f"{path}/{name}", value))
-        return _sum_lanes(shared)
+        return digest_tensors(shared)
 
 
 def _block_paths(state: ChannelState) -> list[tuple[str, int]]:
@@ -358,20 +357,6 @@ def _block_paths(state: ChannelState) -> list[tuple[str, int]]:
     return [
         (f"{spec.name}/{j - span.start}", j) for spec, span in zip(state.specs, state.spans, strict=True) for j in span
     ]
-
-
-def _sum_lanes(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
-    total = [0, 0]
-    for name, tensor in named:
-        salt = derive_key(*name.encode()) & ((1 << 40) - 1)
-        matrix = tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        for lane, value in enumerate(digest_lanes(matrix, salt << 20)):
-            total[lane] += value
-    return total[0], total[1]
-
-
-def _hex(*lanes: int) -> str:
-    return "".join(f"{lane & ((1 << 64) - 1):016x}" for lane in lanes)
 
 
 def _is_persistent(model: nn.Module, name: str) -> bool:

@@ -5,10 +5,10 @@ Nothing here computes. Shape letters used everywhere: N chunks, C values in a ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -137,3 +137,40 @@ class Source:
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Data type of anchor, residual and update for a parameter of ``dtype``: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+OuterState = dict[str, Any]
+"""Shared state of one block, by name; tensors, and plain numbers where ``torch.optim`` keeps them."""
+
+
+class OuterOptimizer(Protocol):
+    """Steps one anchor block at a time; ``state`` starts empty and is filled by the first step."""
+
+    name: ClassVar[str]
+    portable: ClassVar[bool]
+
+    def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
+        """Move ``anchor`` by ``update`` in place; ``step`` is the shared inner step, for schedules."""
+        ...
+
+
+class Merge(Protocol):
+    """New live values of one tensor, in the type of its state; the caller rounds them to the parameter's type."""
+
+    name: ClassVar[str]
+    needs_snapshot: ClassVar[bool]
+
+    def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
+        """``snapshot`` holds the live values at the time of the post, if asked for."""
+        ...
+
+
+class UpdateTransform(Protocol):
+    """Maps the update blocks of one fragment, given one after another in stored form."""
+
+    name: ClassVar[str]
+    portable: ClassVar[bool]
+
+    def __call__(self, updates: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Transformed blocks, in the same order."""
+        ...

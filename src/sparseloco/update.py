@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sparseloco.errors import ConfigError
-
-
-class UpdateTransform(Protocol):
-    """Maps the update blocks of one fragment, given one after another in stored form."""
-
-    name: ClassVar[str]
-    portable: ClassVar[bool]
-
-    def __call__(self, updates: Iterator[Tensor]) -> Iterator[Tensor]:
-        """Transformed blocks, in the same order."""
-        ...
 
 
 @dataclass(frozen=True)

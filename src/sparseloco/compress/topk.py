@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparseloco.compress.base import index_bits, index_dtype, kept_per_chunk, weighted
-from sparseloco.compress.values import Float32, SignTwoLevel, ValueCode
+from sparseloco.compress.values import SignTwoLevel, ValueCode
 from sparseloco.errors import ConfigError
 from sparseloco.types import Parts, PartSpec
 

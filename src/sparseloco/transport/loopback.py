@@ -60,8 +60,8 @@ class Loopback:
         frames = self._frames.get(key, {})
         if len(frames) < self.num_peers:
             raise QuorumError(
-                f"round {key.round}, fragment {key.fragment}: only {len(frames)} of {self.num_peers} peers have posted; "
-                "advance every replica before the first one settles"
+                f"round {key.round}, fragment {key.fragment}: only {len(frames)} of {self.num_peers} peers have "
+                "posted; advance every replica before the first one settles"
             )
         if key not in self._inboxes:
             fingerprint = next(iter(self._replicas.values())).fingerprint
