@@ -21,7 +21,7 @@ LAYERS = {
     "L0": {"errors", "types", "bits", "keys"},
     "L1": {"layout", "compress", "reduce", "channel"},
     "L2": {
-        "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "replica",
+        "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
     },
     "L3": {"wire", "transport"},
     "L4": {"model", "data", "trainer", "simulate", "metrics"},

@@ -9,48 +9,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
-from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
+from sparseloco.algorithm import Algorithm
 from sparseloco.bits import digest_tensors, hex_digest
-from sparseloco.channel import Channel, ChannelState
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
 from sparseloco.keys import derive_key
-from sparseloco.local import InnerSteps
-from sparseloco.merge import Replace
-from sparseloco.outer import Sgd
+from sparseloco.lane import Lane, buffer_lane, parameter_lane, persistent_float_buffers
 from sparseloco.reduce import check_weight
-from sparseloco.types import Envelope, Key, Merge, OuterOptimizer, Payload, TensorSpec
+from sparseloco.types import Envelope, Key, TensorSpec
 
 StateDict = dict[str, Any]
 """Flat dictionary of tensors and plain numbers, by path."""
-
-
-class InFlight(NamedTuple):
-    """What a replica remembers of a message until it is settled. Private."""
-
-    payload: Payload
-    digest: str
-    snapshot: list[Tensor] | None
-
-
-@dataclass
-class _Lane:
-    """One fragment: its tensors, its way out and back, and its state."""
-
-    tensors: list[Tensor]
-    channel: Channel
-    outer: OuterOptimizer
-    merge: Merge
-    state: ChannelState
-    round: int = 0
-    in_flight: dict[int, InFlight] = field(default_factory=dict)
-
-    def live(self) -> list[Tensor]:
-        return [tensor.data for tensor in self.tensors]
 
 
 class Replica:
@@ -85,7 +57,10 @@ class Replica:
             raise ConfigError("model=no trainable parameters: must have at least one; set requires_grad on some")
         self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
         self.optimizer = algorithm.local.build(self.params)
-        self._lanes = [self._parameter_lane(rows) for rows in algorithm.fragments.assign(self.specs)]
+        self._lanes = [
+            parameter_lane(algorithm, [self.specs[i] for i in rows], [self.params[self.specs[i].name] for i in rows])
+            for rows in algorithm.fragments.assign(self.specs)
+        ]
         self._add_buffers(model)
         self.fingerprint = algorithm.fingerprint([spec for lane in self._lanes for spec in lane.state.specs])
 
@@ -116,6 +91,10 @@ class Replica:
             for fragment, lane in enumerate(self._lanes)
             if lane.in_flight and schedule.collects(self.step, fragment)
         ]
+
+    def in_flight(self) -> list[Key]:
+        """Keys of all messages that were posted and not settled, oldest first; draining applies them early."""
+        return sorted(Key(round_, f) for f, lane in enumerate(self._lanes) for round_ in lane.in_flight)
 
     def apply(self, key: Key, inbox: Sequence[Envelope]) -> float:
         """Settle one round of one fragment with the payloads that count, the same list at every peer.
@@ -150,7 +129,7 @@ class Replica:
     def reset(self) -> None:
         """Return to the anchor after local numbers went bad: parameters, gradients and inner optimizer state."""
         for lane in self._lanes:
-            for tensor, anchor in zip(lane.live(), self._anchors(lane), strict=True):
+            for tensor, anchor in zip(lane.live(), lane.anchors(), strict=True):
                 tensor.copy_(anchor)
         for param in self.params.values():
             param.grad = None
@@ -167,12 +146,12 @@ class Replica:
         return {
             spec.name: tensor
             for lane in self._lanes
-            for spec, tensor in zip(lane.state.specs, self._anchors(lane), strict=True)
+            for spec, tensor in zip(lane.state.specs, lane.anchors(), strict=True)
         }
 
     def digest(self) -> str:
         """32 hex digits over the shared state of all fragments."""
-        return hex_digest(*map(sum, zip(*(self._lane_digest(lane) for lane in self._lanes), strict=True)))
+        return hex_digest(*map(sum, zip(*(lane.digest_lanes() for lane in self._lanes), strict=True)))
 
     def tensor_digests(self) -> dict[str, str]:
         """A digest per tensor of the anchor, to name which one differs."""
@@ -182,6 +161,15 @@ class Replica:
             for spec, span in zip(lane.state.specs, lane.state.spans, strict=True)
         }
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that the first fragment has posted."""
+        return self._lanes[0].round
+
+    def dense_bytes(self) -> int:
+        """Float32 bytes of everything posted so far, had it been sent dense."""
+        return sum(4 * lane.round * sum(spec.numel for spec in lane.state.specs) for lane in self._lanes)
+
     def residual_norm(self) -> float:
         """2-norm of everything that was not sent yet."""
         return math.sqrt(sum(float(r.double().square().sum()) for lane in self._lanes for r in lane.state.residual))
@@ -190,7 +178,7 @@ class Replica:
         """2-norm of the way from the anchor to the live parameters."""
         total = 0.0
         for lane in self._lanes:
-            for live, anchor in zip(lane.live(), self._anchors(lane), strict=True):
+            for live, anchor in zip(lane.live(), lane.anchors(), strict=True):
                 total += float((anchor.double() - live.double()).square().sum())
         return math.sqrt(total)
 
@@ -201,7 +189,7 @@ class Replica:
         state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
         for fragment, lane in enumerate(self._lanes):
             state[f"round/{fragment}"] = lane.round
-            for path, j in _block_paths(lane.state):
+            for path, j in lane.block_paths():
                 state[f"anchor/{path}"] = lane.state.anchor[j].clone()
                 state.update({f"outer/{path}/{k}": _copied(v) for k, v in lane.state.outer[j].items()})
                 state.update({f"codec/{path}/{k}": v.clone() for k, v in lane.state.codec[j].items()})
@@ -223,13 +211,13 @@ class Replica:
         for fragment, lane in enumerate(self._lanes):
             lane.round = state[f"round/{fragment}"]
             lane.in_flight.clear()
-            for path, j in _block_paths(lane.state):
+            for path, j in lane.block_paths():
                 lane.state.anchor[j].copy_(_fitting(f"anchor/{path}", state, lane.state.anchor[j]))
                 lane.state.outer[j] = _subtree(state, f"outer/{path}/")
                 lane.state.codec[j] = _subtree(state, f"codec/{path}/")
             for residual in lane.state.residual:
                 residual.zero_()
-            for tensor, anchor in zip(lane.live(), self._anchors(lane), strict=True):
+            for tensor, anchor in zip(lane.live(), lane.anchors(), strict=True):
                 tensor.copy_(anchor)
 
     def private_state(self) -> StateDict:
@@ -240,7 +228,7 @@ class Replica:
             for spec, live in zip(lane.state.specs, lane.live(), strict=True):
                 state[f"live/{spec.name}"] = live.clone()
             if lane.state.residual:
-                state.update({f"residual/{p}": lane.state.residual[j].clone() for p, j in _block_paths(lane.state)})
+                state.update({f"residual/{p}": lane.state.residual[j].clone() for p, j in lane.block_paths()})
             state[f"in_flight/{fragment}"] = dict(lane.in_flight)
         return state
 
@@ -262,12 +250,9 @@ class Replica:
         for fragment, lane in enumerate(self._lanes):
             for spec, live in zip(lane.state.specs, lane.live(), strict=True):
                 live.copy_(_fitting(f"live/{spec.name}", state, live))
-            stored = any(f"residual/{path}" in state for path, _ in _block_paths(lane.state))
+            stored = any(f"residual/{path}" in state for path, _ in lane.block_paths())
             lane.state.residual = (
-                [
-                    _fitting(f"residual/{path}", state, lane.state.anchor[j]).clone()
-                    for path, j in _block_paths(lane.state)
-                ]
+                [_fitting(f"residual/{path}", state, lane.state.anchor[j]).clone() for path, j in lane.block_paths()]
                 if stored
                 else lane.state.residual
             )
@@ -275,50 +260,27 @@ class Replica:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _parameter_lane(self, rows: Sequence[int]) -> _Lane:
-        specs = [self.specs[row] for row in rows]
-        tensors: list[Tensor] = [self.params[spec.name] for spec in specs]
-        channel = self.algorithm.channel
-        state = channel.init(specs, [t.data for t in tensors])
-        return _Lane(tensors, channel, self.algorithm.outer, self.algorithm.merge, state)
-
     def _add_buffers(self, model: nn.Module) -> None:
         """Synced buffers are one more lane; private ones are named once."""
-        found = {name: b for name, b in model.named_buffers() if b.is_floating_point() and _is_persistent(model, name)}
-        if not found:
-            return
-        if not self.algorithm.sync_buffers:
+        found = persistent_float_buffers(model)
+        if found and self.algorithm.sync_buffers:
+            self._lanes.append(buffer_lane(found))
+        elif found:
             warnings.warn(
                 f"buffers={sorted(found)}: stay private to each replica; set sync_buffers=True to average them",
                 stacklevel=3,
             )
-            return
-        specs = [TensorSpec(name, tuple(b.shape), b.dtype) for name, b in found.items()]
-        state = BUFFER_CHANNEL.init(specs, list(found.values()))
-        self._lanes.append(_Lane(list(found.values()), BUFFER_CHANNEL, Sgd(), Replace(), state))
 
-    def _post(self, fragment: int, lane: _Lane) -> Envelope:
+    def _post(self, fragment: int, lane: Lane) -> Envelope:
         key = Key(lane.round, fragment)
-        local = self.algorithm.local if lane.channel is not BUFFER_CHANNEL else InnerSteps()
-        spans = lane.state.spans
-        sources = [
-            local.source([lane.state.anchor[j] for j in span], tensor, self.step)
-            for tensor, span in zip(lane.tensors, spans, strict=True)
-        ]
-        digest = hex_digest(*self._lane_digest(lane))
-        message_key = derive_key(self.seed, self.peer, key.round, key.fragment)
-        payload = lane.channel.outgoing(sources, lane.state, key=message_key)
-        local.posted_(lane.tensors)
-        snapshot = [t.clone() for t in lane.live()] if lane.merge.needs_snapshot else None
-        lane.in_flight[key.round] = InFlight(payload, digest, snapshot)
-        lane.round += 1
+        sent = lane.post(self.step, derive_key(self.seed, self.peer, key.round, key.fragment))
         return Envelope(
             key=key,
             peer=self.peer,
             weight=check_weight(self.weight),
             fingerprint=self.fingerprint,
-            digest=digest,
-            payload=payload,
+            digest=sent.digest,
+            payload=sent.payload,
         )
 
     def _check(self, inbox: Sequence[Envelope], key: Key, mine: str) -> None:
@@ -334,35 +296,6 @@ class Replica:
                     f"{where}: says shared state {envelope.digest}, here it is {mine}; "
                     "restart the peer that differs from the shared state of another"
                 )
-
-    def _anchors(self, lane: _Lane) -> list[Tensor]:
-        state = lane.state
-        return [
-            lane.channel.anchor_tensor(state, span, spec.shape)
-            for spec, span in zip(state.specs, state.spans, strict=True)
-        ]
-
-    def _lane_digest(self, lane: _Lane) -> tuple[int, int]:
-        shared: list[tuple[str, Tensor]] = []
-        for path, j in _block_paths(lane.state):
-            shared.append((path, lane.state.anchor[j]))
-            for name, value in sorted({**lane.state.outer[j], **lane.state.codec[j]}.items()):
-                if isinstance(value, Tensor):
-                    shared.append((f"{path}/{name}", value))
-        return digest_tensors(shared)
-
-
-def _block_paths(state: ChannelState) -> list[tuple[str, int]]:
-    """Stable names of blocks, ``<tensor>/<number within the tensor>``, with their positions."""
-    return [
-        (f"{spec.name}/{j - span.start}", j) for spec, span in zip(state.specs, state.spans, strict=True) for j in span
-    ]
-
-
-def _is_persistent(model: nn.Module, name: str) -> bool:
-    """Whether a buffer belongs into a state dict; derived tables such as rotary frequencies do not."""
-    path, _, leaf = name.rpartition(".")
-    return leaf not in model.get_submodule(path)._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
 
 
 def _expect(name: str, found: object, wanted: object, remedy: str) -> None:

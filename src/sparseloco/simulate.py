@@ -71,6 +71,15 @@ class Cohort:
         """The replicas, by peer number."""
         return [seat.replica for seat in self._seats]
 
+    @property
+    def is_main(self) -> bool:
+        """A simulation is one process, and that is the one that writes."""
+        return True
+
+    def mean(self, value: float) -> float:
+        """Mean over processes: there is one."""
+        return value
+
     @contextmanager
     def turn(self, peer: int) -> Iterator[Replica]:
         """The model is replica ``peer`` inside this block; afterwards it is what it was before."""

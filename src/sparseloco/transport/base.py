@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 from sparseloco.errors import DivergenceError
@@ -84,10 +85,14 @@ def advance(replica: Replica, transport: Transport) -> None:
     post_due(replica, transport)
 
 
-def settle(replica: Replica, transport: Transport) -> None:
-    """Collect what is due, reduce it, step the anchor and merge."""
-    for key in replica.due():
-        replica.apply(key, transport.collect(key))
+def settle(replica: Replica, transport: Transport) -> float:
+    """Collect what is due, reduce it, step the anchor and merge.
+
+    Returns:
+        2-norm of the update over all fragments that were due, 0 if none was.
+    """
+    norms = [replica.apply(key, transport.collect(key)) for key in replica.due()]
+    return math.hypot(*norms)
 
 
 def post_due(replica: Replica, transport: Transport) -> None:

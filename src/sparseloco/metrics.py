@@ -1,0 +1,59 @@
+"""What a run writes about itself: one JSON object per line while it trains, one summary when it is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Status(NamedTuple):
+    """State of a run for a progress display.
+
+    Attributes:
+        step: Inner steps made, of ``steps``.
+        train_loss: Mean over this step's replicas, nats per token.
+        validation_loss: Of the anchor at the last evaluation; None before the first.
+        tokens_per_s: All replicas of this process together.
+        bytes_sent: Frame bytes per replica so far.
+        seconds_left: Estimate until the last step.
+    """
+
+    step: int
+    steps: int
+    train_loss: float
+    validation_loss: float | None
+    tokens_per_s: float
+    bytes_sent: int
+    seconds_left: float
+
+
+class MetricsLog:
+    """Appends records to ``metrics.jsonl``; each line is whole or absent."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one record and hand it to the operating system."""
+        self._file.write(json.dumps({"kind": kind, **fields}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file as a whole: a reader sees the old or the new text, never half of one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

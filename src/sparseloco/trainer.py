@@ -1,0 +1,386 @@
+"""The training loop of the main job: one for all methods and for both worlds.
+
+A *world* holds the replicas of this process: all of them in a simulation, one of them in a process of a group. The
+loop advances each, then settles each; it knows no method and no transport.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparseloco.algorithm import Algorithm
+from sparseloco.data import Dataset, Sampler, check_windows, evaluation_batches
+from sparseloco.errors import DivergenceError
+from sparseloco.local import InnerSteps, OptimizerSpec
+from sparseloco.metrics import MetricsLog, Status, write_atomically
+from sparseloco.model import build_model, next_token_loss
+from sparseloco.replica import Replica
+from sparseloco.schedule import value_at
+from sparseloco.settings import RunConfig, TrainConfig
+from sparseloco.simulate import Cohort
+from sparseloco.transport import Traffic, Transport, post_due, settle
+
+ProgressCallback = Callable[[Status], None]
+
+
+class World(Protocol):
+    """The replicas of this process and the way to the others."""
+
+    model: nn.Module
+    transport: Transport
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Replicas that live here, by peer number."""
+        ...
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process evaluates and writes the run folder."""
+        ...
+
+    def turn(self, index: int) -> AbstractContextManager[Replica]:
+        """The model is replica ``replicas[index]`` inside this block."""
+        ...
+
+    def mean(self, value: float) -> float:
+        """Mean over all processes of the run."""
+        ...
+
+
+@dataclass
+class _Clock:
+    """Seconds since the start, and those spent on encoding, exchanging and applying."""
+
+    start: float = field(default_factory=time.perf_counter)
+    in_sync: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return time.perf_counter() - self.start
+
+    @contextlib.contextmanager
+    def sync(self) -> Iterator[None]:
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.in_sync += time.perf_counter() - before
+
+
+def train(
+    config: RunConfig,
+    algorithm: Algorithm,
+    dataset: Dataset,
+    out: Path | None,
+    *,
+    label: str,
+    progress: ProgressCallback | None = None,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Train, evaluate the anchor, and write ``metrics.jsonl`` and ``summary.json``.
+
+    Args:
+        config: Resolved settings of the run.
+        algorithm: What every replica runs.
+        dataset: Tokens; its vocabulary is that of the model.
+        out: Folder for the files, which must exist; None writes nothing.
+        label: Name of the run in reports.
+        progress: Called after every inner step.
+        world: Replicas of this process; None simulates all of them here.
+
+    Returns:
+        The summary.
+
+    Raises:
+        DivergenceError: if a loss is not finite.
+    """
+    check_windows(dataset, config.train.sequence_length)
+    if world is None:
+        model = build_run_model(config, dataset.vocab_size)
+        world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
+    log = MetricsLog(out / "metrics.jsonl") if out is not None and world.is_main else None
+    run = _Run(config, dataset, world, log, progress)
+    try:
+        run.loop()
+        summary = run.summary(label, algorithm)
+    finally:
+        if log is not None:
+            log.close()
+    if log is not None and out is not None:
+        write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def build_run_model(config: RunConfig, vocab_size: int) -> nn.Module:
+    """The model that a run trains, from its settings."""
+    return build_model(
+        vocab_size=vocab_size,
+        hidden_size=config.model.hidden_size,
+        num_layers=config.model.num_layers,
+        num_heads=config.model.num_heads,
+        intermediate_size=config.model.intermediate_size,
+        tie_embeddings=config.model.tie_embeddings,
+        sequence_length=config.train.sequence_length,
+        seed=config.train.seed,
+    )
+
+
+@dataclass
+class Evaluation:
+    """Held-out loss of an anchor.
+
+    Attributes:
+        loss: Nats per token.
+        bits_per_byte: The same per byte of text, comparable across tokenizers.
+        tokens: Predicted tokens.
+    """
+
+    loss: float
+    bits_per_byte: float
+    tokens: int
+
+
+def evaluate_anchor(world: World, dataset: Dataset, split: str, settings: TrainConfig) -> Evaluation:
+    """Loss of the agreed parameters on held-out text, the first windows of the split."""
+    nats, tokens, num_bytes = 0.0, 0, 0
+    batches = evaluation_batches(
+        dataset.split(split), settings.sequence_length, settings.batch_size, settings.evaluation_tokens
+    )
+    with world.turn(0) as replica, _anchored(world.model, replica), torch.no_grad():
+        for batch in batches:
+            with _autocast(settings):
+                loss = next_token_loss(world.model, batch)
+            count = batch[:, 1:].numel()
+            nats += float(loss) * count
+            tokens += count
+            num_bytes += int(dataset.token_bytes[batch[:, 1:]].sum())
+    return Evaluation(nats / tokens, nats / max(1, num_bytes) / math.log(2), tokens)
+
+
+def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:
+    """Gradient of the mean loss over ``batch`` in ``accumulation`` equal parts; returns that loss."""
+    total = 0.0
+    for part in batch.chunk(settings.accumulation):
+        with _autocast(settings):
+            loss = next_token_loss(model, part) / settings.accumulation
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+class _Run:
+    """One run while it lasts."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        dataset: Dataset,
+        world: World,
+        log: MetricsLog | None,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self.settings = config.train
+        self.corpus = (dataset.corpus_name, dataset.corpus_sha256)
+        self.dataset = dataset
+        self.world = world
+        self.log = log
+        self.progress = progress
+        self.sampler = Sampler(dataset.split("train"), self.settings.sequence_length, self.settings.seed)
+        self.clock = _Clock()
+        self.losses: list[float] = []
+        self.update_norm = 0.0
+        self.validation: Evaluation | None = None
+
+    @property
+    def first(self) -> Replica:
+        return self.world.replicas[0]
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.world.transport.traffic(self.first.peer)
+
+    def tokens(self, step: int) -> int:
+        """Tokens that all replicas have seen after ``step``."""
+        return step * self.settings.workers * self.settings.batch_size * self.settings.sequence_length
+
+    def loop(self) -> None:
+        self._evaluate(0)
+        steps = self.settings.steps
+        for step in range(1, steps + 1):
+            self.losses.append(self._advance(step))
+            if step % self.settings.log_every == 0 or step == steps:
+                self._log_step(step)
+            self._settle()
+            if step % self.settings.evaluate_every == 0 and step != steps:
+                self._evaluate(step)
+            self._report(step)
+        self._drain()
+        self._evaluate(steps)
+
+    def _advance(self, step: int) -> float:
+        """Inner step and post of every replica here; returns the mean loss."""
+        batch_size, num_slots = self.settings.batch_size, self.settings.batch_size * self.settings.workers
+        total = 0.0
+        for index, replica in enumerate(self.world.replicas):
+            slots = range(replica.peer * batch_size, (replica.peer + 1) * batch_size)
+            batch = self.sampler.batch(slots, step - 1, num_slots)
+            with self.world.turn(index):
+                loss = accumulate_gradients(self.world.model, batch, self.settings)
+                if not math.isfinite(loss):
+                    raise DivergenceError(
+                        f"train_loss={loss} at step {step} of peer {replica.peer}: must be finite; "
+                        "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm"
+                    )
+                replica.local_step()
+                with self.clock.sync():
+                    post_due(replica, self.world.transport)
+            total += loss
+        return total / len(self.world.replicas)
+
+    def _settle(self) -> None:
+        for index, replica in enumerate(self.world.replicas):
+            if replica.due():
+                with self.world.turn(index), self.clock.sync():
+                    norm = settle(replica, self.world.transport)
+                self.update_norm = norm if index == 0 else self.update_norm
+
+    def _drain(self) -> None:
+        """Collect early what is still in flight, so that the last anchor holds every message."""
+        for index, replica in enumerate(self.world.replicas):
+            with self.world.turn(index), self.clock.sync():
+                for key in replica.in_flight():
+                    replica.apply(key, self.world.transport.collect(key))
+
+    def _evaluate(self, step: int) -> None:
+        if not self.world.is_main:
+            return
+        self.validation = evaluate_anchor(self.world, self.dataset, "validation", self.settings)
+        self._log_evaluation("validation", step, self.validation)
+
+    def _log_evaluation(self, split: str, step: int, result: Evaluation) -> None:
+        if self.log is not None:
+            self.log.write(
+                "evaluation",
+                split=split,
+                step=step,
+                round=self.first.rounds,
+                tokens=self.tokens(step),
+                bytes_sent=self.traffic.sent,
+                loss=result.loss,
+                bits_per_byte=result.bits_per_byte,
+                evaluated_tokens=result.tokens,
+            )
+
+    def _log_step(self, step: int) -> None:
+        train_loss = self.world.mean(sum(self.losses) / len(self.losses))
+        self.losses = []
+        if self.log is None:
+            return
+        with self.world.turn(0) as replica:
+            delta_norm = replica.delta_norm()
+        self.log.write(
+            "step",
+            step=step,
+            round=self.first.rounds,
+            tokens=self.tokens(step),
+            train_loss=train_loss,
+            lr=_learning_rate(self.first, step),
+            bytes_sent=self.traffic.sent,
+            bytes_received=self.traffic.received,
+            seconds=self.clock.total,
+            seconds_in_sync=self.clock.in_sync,
+            tokens_per_s=self.tokens(step) / self.clock.total,
+            delta_norm=delta_norm,
+            residual_norm=self.first.residual_norm(),
+            update_norm=self.update_norm,
+        )
+
+    def _report(self, step: int) -> None:
+        if self.progress is None or not self.world.is_main:
+            return
+        elapsed, steps = self.clock.total, self.settings.steps
+        self.progress(
+            Status(
+                step=step,
+                steps=steps,
+                train_loss=self.losses[-1] if self.losses else math.nan,
+                validation_loss=self.validation.loss if self.validation else None,
+                tokens_per_s=self.tokens(step) / elapsed,
+                bytes_sent=self.traffic.sent,
+                seconds_left=elapsed / step * (steps - step),
+            )
+        )
+
+    def summary(self, label: str, algorithm: Algorithm) -> dict[str, Any]:
+        """Figures of the finished run; the test split is read here for the first time."""
+        seconds, in_sync = self.clock.total, self.clock.in_sync
+        if not self.world.is_main:
+            return {}
+        assert self.validation is not None
+        held_out = evaluate_anchor(self.world, self.dataset, "test", self.settings)
+        self._log_evaluation("test", self.settings.steps, held_out)
+        traffic, dense = self.traffic, self.first.dense_bytes()
+        recipe = algorithm.recipe
+        return {
+            "label": label,
+            "preset": recipe.preset if recipe else "custom",
+            "held_out_loss": held_out.loss,
+            "validation_loss": self.validation.loss,
+            "bits_per_byte": held_out.bits_per_byte,
+            "tokens": self.tokens(self.settings.steps),
+            "rounds": self.first.rounds,
+            "steps": self.settings.steps,
+            "workers": self.settings.workers,
+            "parameters": sum(spec.numel for spec in self.first.specs),
+            "bytes_sent_per_replica": traffic.sent,
+            "bytes_received_per_replica": traffic.received,
+            "dense_bytes_per_replica": dense,
+            "compression": dense / traffic.sent if traffic.sent else None,
+            "seconds": seconds,
+            "seconds_in_sync": in_sync,
+            "corpus": self.corpus[0],
+            "corpus_sha256": self.corpus[1],
+            "digest": self.first.digest(),
+            "settings": dict(recipe.settings) if recipe else {},
+        }
+
+
+@contextlib.contextmanager
+def _anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
+    """The model holds the anchor inside this block, in evaluation mode."""
+    was_training = model.training
+    before = [(param, param.data) for param in replica.params.values()]
+    anchor = replica.anchor()
+    for name, param in replica.params.items():
+        param.data = anchor[name].to(param.dtype)
+    model.eval()
+    try:
+        yield
+    finally:
+        for param, data in before:
+            param.data = data
+        model.train(was_training)
+
+
+def _autocast(settings: TrainConfig) -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.autocast == "bf16")
+
+
+def _learning_rate(replica: Replica, step: int) -> float | None:
+    """Learning rate of the local phase, or of the outer optimizer where gradients are sent."""
+    local, outer = replica.algorithm.local, replica.algorithm.outer
+    spec: OptimizerSpec | None = local.optimizer if isinstance(local, InnerSteps) else getattr(outer, "spec", None)
+    rate = spec.lr if spec is not None else getattr(outer, "lr", None)
+    return None if rate is None else value_at(rate, step)
