@@ -41,7 +41,7 @@ class Blend:
             raise ConfigError(f"alpha={self.alpha!r}: must be between 0 and 1; use 0 to take the anchor alone")
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
-        mixed = anchor.to(torch.float64).mul(1 - self.alpha).add_(live.to(torch.float64).mul_(self.alpha))
+        mixed = anchor.to(torch.float64).mul(1 - self.alpha).add_(live.to(torch.float64, copy=True).mul_(self.alpha))
         return mixed.to(anchor.dtype)
 
 

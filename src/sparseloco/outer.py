@@ -56,15 +56,15 @@ class Sgd:
         moved = anchor.to(torch.float64)
         if self.weight_decay:
             moved = (moved * _float32(1.0 - lr * self.weight_decay)).to(anchor.dtype).to(torch.float64)
-        anchor.copy_(moved.sub_(direction.to(torch.float64).mul_(lr)))
+        anchor.copy_(moved.sub_(direction.to(torch.float64, copy=True).mul_(lr)))
 
     def _velocity(self, update: Tensor, state: OuterState) -> Tensor:
         mu = _float32(self.momentum)
         velocity = state.setdefault("velocity", torch.zeros_like(update))
-        velocity.copy_(velocity.to(torch.float64).mul_(mu).add_(update))
+        velocity.copy_(velocity.to(torch.float64, copy=True).mul_(mu).add_(update))
         if not self.nesterov:
             return velocity
-        return velocity.to(torch.float64).mul_(mu).add_(update).to(update.dtype)
+        return velocity.to(torch.float64, copy=True).mul_(mu).add_(update).to(update.dtype)
 
 
 @dataclass(frozen=True)

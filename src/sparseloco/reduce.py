@@ -92,7 +92,7 @@ def mean_of_tensors(inbox: Sequence[tuple[int, Tensor]]) -> Tensor:
         return first
     total = torch.zeros_like(first, dtype=torch.float64)
     for weight, tensor in inbox:
-        total.add_(tensor.to(torch.float64).mul_(weight))
+        total.add_(tensor.to(torch.float64, copy=True).mul_(weight))
     return total.div_(sum(weight for weight, _ in inbox)).to(first.dtype)
 
 
