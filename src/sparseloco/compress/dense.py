@@ -89,7 +89,7 @@ class Quantize(_Everywhere):
         else:
             levels = power_of_two_levels(half).to(block.device)
             borders = (levels[1:] + levels[:-1]) / 2
-            code = torch.bucketize(ratio.abs(), borders).to(torch.int32) + half * (ratio < 0)
+            code = torch.bucketize(ratio.abs().contiguous(), borders).to(torch.int32) + half * (ratio < 0)
         return {"code": code.to(self.specs(0, 0, block.dtype, shared)[0].dtype), "scale": scale}
 
     def accumulate_(
