@@ -96,7 +96,7 @@ def digest_lanes(block: Tensor, salt: int) -> tuple[int, int]:
 
     Args:
         block: Two-dimensional tensor of 4-byte or 8-byte items.
-        salt: Global number of the first row plus anything that tells blocks apart.
+        salt: Global number of the first row plus anything that tells blocks apart, at least 0 and below 2**62.
     """
     if block.numel() == 0:
         return (0, 0)
@@ -105,7 +105,8 @@ def digest_lanes(block: Tensor, salt: int) -> tuple[int, int]:
     rows, cols = x_NC.shape
     lanes: list[int] = []
     for lane in (0, 1):
-        column_C = mix64(torch.arange(cols, dtype=torch.int64, device=x_NC.device) * 2 + lane) | 1
+        # Columns count downwards from -1, so that no row has the factor of a column and a transpose shows.
+        column_C = mix64(~(torch.arange(cols, dtype=torch.int64, device=x_NC.device) * 2 + lane)) | 1
         row_N = mix64((torch.arange(rows, dtype=torch.int64, device=x_NC.device) + salt) * 2 + lane) | 1
         total = ((x_NC * column_C).sum(dim=1) * row_N).sum() + (row_N.sum() * lane)
         lanes.append(int(total) & ((1 << 64) - 1))
