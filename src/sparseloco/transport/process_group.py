@@ -7,8 +7,9 @@ divides once, and the mean slices are gathered. That is the traffic of a ring, a
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -114,6 +115,11 @@ class ProcessGroup:
         """
         return Traffic(self._sent, self._received)
 
+    def mean(self, value: float) -> float:
+        """Mean of a number over all ranks, added in rank order; for logs."""
+        rows = self._gather_bytes(np.float64(value).tobytes())
+        return float(sum(float(row.view(np.float64)[0]) for row in rows)) / self.num_peers
+
     def _count(self, frame: int, payload: int) -> None:
         self._sent += frame + payload
         self._received += (self.num_peers - 1) * frame + 2 * payload * (self.num_peers - 1) // self.num_peers
@@ -161,6 +167,22 @@ class ProcessGroup:
         odd = next((e for e in inbox if e.digest != pending.envelope.digest), inbox[0])
         covers = tuple(envelope.peer for envelope in inbox)
         return replace(odd, weight=sum(weights), payload=mean, covers=covers)
+
+
+@contextlib.contextmanager
+def joined_group(rendezvous: str, rank: int, num_ranks: int) -> Iterator[None]:
+    """The default gloo group inside this block.
+
+    Args:
+        rendezvous: ``env://`` under torchrun, or ``file://`` and a path that does not exist yet.
+        rank: Of this process.
+        num_ranks: Processes of the group.
+    """
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=num_ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _dtypes(specs: Sequence[PartSpec]) -> list[torch.dtype]:

@@ -1,0 +1,190 @@
+"""Replicas as processes: started here on one machine, or by torchrun on many."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparseloco.algorithm import Algorithm
+from sparseloco.data import Dataset, load_corpus, prepare
+from sparseloco.errors import ConfigError, SparseLocoError
+from sparseloco.metrics import Status
+from sparseloco.replica import Replica
+from sparseloco.settings import RunConfig
+from sparseloco.simulate import replica_rng_state
+from sparseloco.trainer import ProgressCallback, build_run_model, train
+from sparseloco.transport import ProcessGroup
+from sparseloco.transport.process_group import joined_group
+
+
+class Solo:
+    """World of one replica per process; its peer number is the rank.
+
+    Args:
+        model: The model, built from the same seed at every rank.
+        algorithm: What all replicas run.
+        seed: As in a simulation.
+    """
+
+    def __init__(self, model: nn.Module, algorithm: Algorithm, *, seed: int) -> None:
+        self.model = model
+        self.transport = ProcessGroup()
+        self._replica = Replica(model, algorithm, peer=self.transport.rank, seed=seed)
+        self.transport.connect(self._replica)
+        torch.set_rng_state(replica_rng_state(seed, self.transport.rank))
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """The one of this process."""
+        return [self._replica]
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0 evaluates and writes."""
+        return self.transport.rank == 0
+
+    def turn(self, index: int) -> AbstractContextManager[Replica]:
+        """The model is always this process's replica."""
+        return contextlib.nullcontext(self._replica)
+
+    def mean(self, value: float) -> float:
+        """Mean over ranks, in rank order."""
+        return self.transport.mean(value)
+
+
+def train_processes(
+    config: RunConfig,
+    algorithm: Algorithm,
+    dataset: Dataset,
+    out: Path | None,
+    *,
+    label: str,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """Like :func:`sparseloco.trainer.train`, with each replica a process of this machine.
+
+    No process outlives the call. The first error of any of them ends all and is raised here.
+    """
+    context = multiprocessing.get_context("spawn")
+    events: Queue[tuple[str, Any]] = context.Queue()
+    with tempfile.TemporaryDirectory(prefix="sparseloco-") as folder:
+        rendezvous = f"file://{folder}/rendezvous"
+        arguments = (config, algorithm, out, label, rendezvous, events)
+        workers = [
+            context.Process(target=_worker, args=(rank, *arguments), daemon=True) for rank in range(config.train.workers)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            return _follow(events, workers, progress)
+        finally:
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.join()
+
+
+def train_rank(
+    config: RunConfig,
+    algorithm: Algorithm,
+    dataset: Dataset,
+    out: Path | None,
+    *,
+    label: str,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """One rank of a group that torchrun started; rank 0 writes and returns the summary.
+
+    Raises:
+        ConfigError: if the group has another size than the settings say.
+    """
+    world_size = int(os.environ["WORLD_SIZE"])
+    if world_size != config.train.workers:
+        raise ConfigError(
+            f"train.workers={config.train.workers}: must be the {world_size} ranks that torchrun started; "
+            f"pass --workers {world_size}"
+        )
+    with joined_group("env://", int(os.environ["RANK"]), world_size):
+        world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+        return train(config, algorithm, dataset, out, label=label, progress=progress, world=world)
+
+
+def is_torchrun() -> bool:
+    """Whether torchrun (or a launcher like it) started this process as one rank of several."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _worker(
+    rank: int,
+    config: RunConfig,
+    algorithm: Algorithm,
+    out: Path | None,
+    label: str,
+    rendezvous: str,
+    events: Queue[tuple[str, Any]],
+) -> None:
+    """Body of one process; everything it has to say goes through ``events``."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
+    try:
+        dataset = prepare(
+            load_corpus(config.data.path),
+            config.data.vocab_size,
+            config.data.validation_fraction,
+            config.data.test_fraction,
+        )
+        with joined_group(rendezvous, rank, config.train.workers):
+            world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+
+            def progress(status: Status) -> None:
+                events.put(("status", tuple(status)))
+
+            summary = train(config, algorithm, dataset, out, label=label, progress=progress, world=world)
+        if rank == 0:
+            events.put(("summary", summary))
+    except SparseLocoError as error:
+        events.put(("error", error))
+    except Exception as error:
+        events.put(("error", SparseLocoError(f"peer {rank}: {type(error).__name__}: {error}")))
+
+
+def _follow(
+    events: Queue[tuple[str, Any]],
+    workers: list[multiprocessing.context.SpawnProcess],
+    progress: ProgressCallback | None,
+) -> dict[str, Any]:
+    """Relay progress until the summary or the first error arrives."""
+    for kind, value in _drained(events, workers):
+        if kind == "summary":
+            return value
+        if kind == "error":
+            raise value
+        if progress is not None:
+            progress(Status(*value))
+    raise SparseLocoError("workers=all ended: must leave a summary; look above for what they printed")
+
+
+def _drained(
+    events: Queue[tuple[str, Any]], workers: list[multiprocessing.context.SpawnProcess]
+) -> Iterator[tuple[str, Any]]:
+    """Events as they come; a process that died without a word is an event of its own."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            yield events.get(timeout=1.0)
+            continue
+        dead = [rank for rank, worker in enumerate(workers) if worker.exitcode not in (None, 0)]
+        if dead:
+            code = workers[dead[0]].exitcode
+            yield ("error", SparseLocoError(f"peer {dead[0]}: process ended with code {code}; start the run again"))
+        if all(worker.exitcode is not None for worker in workers):
+            return
