@@ -91,7 +91,7 @@ class InnerSteps:
     name: ClassVar[str] = "inner_steps"
 
     def __post_init__(self) -> None:
-        if self.clip_norm is not None and self.clip_norm <= 0:
+        if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"clip_norm={self.clip_norm!r}: must be positive; use None for no clipping")
 
     def build(self, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:

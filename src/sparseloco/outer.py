@@ -26,7 +26,7 @@ class Sgd:
         lr: Outer learning rate, or a function of the shared step. It enters nowhere else.
         momentum: Factor on the velocity, in [0, 1).
         nesterov: Look ahead along the velocity.
-        weight_decay: Decoupled decay: the anchor is first multiplied by ``1 - lr * weight_decay``.
+        weight_decay: Decoupled decay, at least 0: the anchor is first multiplied by ``1 - lr * weight_decay``.
 
     Departs from the paper: nothing; the released SparseLoCo code also scales error feedback by lr, which squares it.
 
@@ -41,12 +41,14 @@ class Sgd:
     portable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not callable(self.lr) and self.lr <= 0:
+        if not callable(self.lr) and not self.lr > 0:
             raise ConfigError(f"lr={self.lr!r}: must be positive; the outer step moves along minus the update")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum!r}: must be in [0, 1); use 0 for plain SGD")
         if self.nesterov and self.momentum == 0:
             raise ConfigError("nesterov=True: must have momentum above 0; set momentum, or nesterov=False")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"weight_decay={self.weight_decay!r}: must be at least 0; use 0 for none")
 
     def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
         lr = _float32(value_at(self.lr, step))

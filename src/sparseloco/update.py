@@ -40,7 +40,7 @@ class ClipNorm:
     portable: ClassVar[bool] = False  # the norm is a floating-point sum
 
     def __post_init__(self) -> None:
-        if self.max_norm <= 0:
+        if not self.max_norm > 0:
             raise ConfigError(f"max_norm={self.max_norm!r}: must be positive; leave the transform out for no clipping")
 
     def __call__(self, updates: Iterator[Tensor]) -> Iterator[Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sparseloco.bits import pack, unpack
 from sparseloco.errors import WireError
+from sparseloco.reduce import MAX_WEIGHT
 from sparseloco.types import Envelope, Key, PartSpec, Payload
 
 VERSION = 1
@@ -88,7 +89,7 @@ def decode(
         peer,
         round_,
         fragment,
-        _,
+        part,
         weight,
         digest,
         length,
@@ -106,10 +107,15 @@ def decode(
     if run != run_id:
         raise WireError(f"peer {peer}, round {round_}: frame says run {run.hex()}, this is {run_id.hex()}; refuse it")
     expected = sum(spec.nbytes for spec in specs)
-    if length != expected or len(body) != expected:
+    if length != expected:
+        raise WireError(f"peer {peer}, round {round_}: length={length}: must be {expected} bytes of body; refuse it")
+    if len(body) != expected:
         raise WireError(f"peer {peer}, round {round_}: body={len(body)} bytes: must be {expected}; refuse it")
-    if weight < 1 or linear > 1:
-        raise WireError(f"peer {peer}, round {round_}: weight={weight}: must be at least 1; refuse it")
+    if linear > 1 or part:
+        raise WireError(f"peer {peer}, round {round_}: flags={linear}, part={part}: must be 0 or 1, and 0; refuse it")
+    if not 1 <= weight < MAX_WEIGHT:
+        # A heavier one would make weight times value inexact in float64.
+        raise WireError(f"peer {peer}, round {round_}: weight={weight}: must be from 1 to {MAX_WEIGHT - 1}; refuse it")
     return Envelope(
         key=Key(round_, fragment),
         peer=peer,
