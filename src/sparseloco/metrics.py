@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -37,8 +38,9 @@ class MetricsLog:
         self._file = path.open("w", encoding="utf-8")
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one record and hand it to the operating system."""
-        self._file.write(json.dumps({"kind": kind, **fields}, allow_nan=False) + "\n")
+        """Append one record and hand it to the operating system; numbers that are not finite become null."""
+        known = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in fields.items()}
+        self._file.write(json.dumps({"kind": kind, **known}, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
