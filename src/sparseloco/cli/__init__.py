@@ -1,0 +1,14 @@
+"""The command ``sparseloco``: train, compare, describe, report.
+
+Settings are checked before anything is written. Heavy packages are imported by the commands that need them.
+"""
+
+from sparseloco.cli.app import app
+
+
+def main() -> None:
+    """Run the command line and exit with 0, with 2 for a mistake in what was asked, with 130 if interrupted."""
+    app(prog_name="sparseloco")
+
+
+__all__ = ["app", "main"]

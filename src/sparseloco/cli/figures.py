@@ -1,0 +1,154 @@
+"""What a method costs on a model, computed on the meta device: nothing is allocated and no text is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sparseloco.algorithm import Algorithm
+from sparseloco.cli.runs import tensor_table
+from sparseloco.config import Entry, build_algorithm, keywords_of
+from sparseloco.local import InnerSteps, OptimizerSpec
+from sparseloco.outer import Sgd, TorchOptimizer
+from sparseloco.presets import PRESETS
+from sparseloco.report import units
+from sparseloco.types import PartSpec, TensorSpec
+from sparseloco.wire import frame_bytes
+
+_FLOAT32 = 4
+
+
+def describe(entry: Entry) -> dict[str, Any]:
+    """Figures of one run as plain values; bytes and memory are of one replica, frames with their headers."""
+    config = entry.config
+    algorithm, specs = build_algorithm(config), tensor_table(config)
+    description = algorithm.describe(specs)
+    fragments, codec_bytes = _payloads(algorithm, specs)
+    frames = sum(frame_bytes(parts) for parts in fragments)
+    rounds = config.train.steps // algorithm.schedule.every
+    return {
+        "label": entry.label,
+        "preset": description.name,
+        "settings": dict(config.algorithm.settings),
+        "parameters": description.parameters,
+        "tensors": len(specs),
+        "fragments": description.num_fragments,
+        "inner_steps": description.inner_steps,
+        "rounds": rounds,
+        "workers": config.train.workers,
+        "tokens": config.train.tokens,
+        "density": _density(fragments, description.parameters),
+        "payload_bytes_per_round": description.payload_bytes_per_round,
+        "frame_bytes_per_round": frames,
+        "dense_bytes_per_round": description.dense_bytes_per_round,
+        "compression": description.dense_bytes_per_round / frames,
+        "bytes_sent_per_replica": frames * rounds,
+        "memory_bytes": _memory(algorithm, description.parameters, description.state_bytes, codec_bytes),
+        "portable": description.portable,
+        "fingerprint": description.fingerprint,
+        "parts": dict(description.parts),
+    }
+
+
+def presets() -> list[dict[str, Any]]:
+    """Name, first line and keywords of every preset."""
+    return [
+        {
+            "preset": name,
+            "summary": (function.__doc__ or "").partition("\n")[0],
+            "keywords": {keyword: default for keyword, (_, default) in keywords_of(name).items()},
+        }
+        for name, function in PRESETS.items()
+    ]
+
+
+def readable(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The same as words, one line per figure."""
+    density, memory = figures["density"], figures["memory_bytes"]
+    lines = {
+        "method": figures["label"],
+        "preset": figures["preset"],
+        "parameters": f"{figures['parameters']:,} in {figures['tensors']} tensors",
+        "rounds": f"{figures['rounds']} of {figures['inner_steps']} steps, {figures['workers']} replicas",
+        "density": "every value" if density is None else units.percent(density),
+        "sent per round": f"{units.num_bytes(figures['frame_bytes_per_round'])} per replica",
+        "as dense float32": units.num_bytes(figures["dense_bytes_per_round"]),
+        "compression": units.ratio(figures["compression"]),
+        "sent in all": f"{units.num_bytes(figures['bytes_sent_per_replica'])} per replica",
+        "portable": "yes" if figures["portable"] else "no",
+        "fingerprint": figures["fingerprint"],
+        **{f"memory: {kind}": units.num_bytes(size) for kind, size in memory.items()},
+        "memory: all": f"{units.num_bytes(sum(memory.values()))} per replica",
+    }
+    parts = {**figures["parts"], **figures["parts"]["channel"]}
+    return {**lines, **{name: _in_words(parts[name]) for name in _PARTS}}
+
+
+_PARTS = (
+    "local", "layout", "feedback", "compressor", "reducer", "transforms", "outer", "schedule", "merge",
+    "fragments",
+)  # fmt: skip
+
+
+def _payloads(algorithm: Algorithm, specs: Sequence[TensorSpec]) -> tuple[list[tuple[PartSpec, ...]], int]:
+    """Parts of what each fragment sends, and bytes of the compressor's own shared state."""
+    fragments: list[tuple[PartSpec, ...]] = []
+    codec_bytes = 0
+    for rows in algorithm.fragments.assign(specs):
+        chosen = [specs[row] for row in rows]
+        meta = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in chosen]
+        state = algorithm.channel.init(chosen, meta)
+        fragments.append(algorithm.channel.part_specs(state))
+        codec_bytes += sum(part.nbytes for parts in state.codec for part in parts.values())
+    return fragments, codec_bytes
+
+
+def _density(fragments: Sequence[Sequence[PartSpec]], parameters: int) -> float | None:
+    """Share of the values that are kept, small and ragged chunks counted; None if the method selects none."""
+    chosen = [part for parts in fragments for part in parts if part.name.endswith(".index")]
+    if not chosen:
+        return None
+    return sum(int(torch.Size(part.shape).numel()) for part in chosen) / parameters
+
+
+def _memory(algorithm: Algorithm, parameters: int, state_bytes: Mapping[str, int], codec_bytes: int) -> dict[str, int]:
+    """Bytes by kind: model, optimizers and the state of the method."""
+    local, outer = algorithm.local, algorithm.outer
+    inner = local.optimizer if isinstance(local, InnerSteps) else None
+    outer_values = 0
+    if isinstance(outer, TorchOptimizer):
+        outer_values = _state_values(outer.spec)
+    elif isinstance(outer, Sgd) and outer.momentum:
+        outer_values = 1
+    return {
+        "parameters": _FLOAT32 * parameters,
+        "gradients": _FLOAT32 * parameters,
+        "inner optimizer": _FLOAT32 * parameters * _state_values(inner),
+        **state_bytes,
+        "outer optimizer": _FLOAT32 * parameters * outer_values,
+        "compressor": codec_bytes,
+    }
+
+
+def _state_values(spec: OptimizerSpec | None) -> int:
+    """Values that an optimizer keeps per parameter."""
+    if spec is None:
+        return 0
+    if issubclass(spec.cls, torch.optim.SGD):
+        return 1 if dict(spec.settings).get("momentum") else 0
+    return 2
+
+
+def _in_words(part: Any) -> str:
+    """A part as a call, ``top_k(k=64, chunk_size=4096, values=float32)``, without what is None or False."""
+    if part is None or part == []:
+        return "none"
+    if isinstance(part, list):
+        return f"[{', '.join(map(_in_words, part))}]"
+    if not isinstance(part, Mapping):
+        return f"{part:g}" if isinstance(part, float) else str(part)
+    name, *rest = part.items()
+    settings = ", ".join(f"{key}={_in_words(value)}" for key, value in rest if value is not None and value is not False)
+    return f"{name[1]}({settings})" if settings else str(name[1])

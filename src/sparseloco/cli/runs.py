@@ -1,0 +1,198 @@
+"""From settings to run folders: everything is checked before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparseloco.algorithm import Algorithm
+from sparseloco.cli.screen import Screen
+from sparseloco.cli.shell import say
+from sparseloco.config import Entry, build_algorithm, to_toml
+from sparseloco.data import Dataset, check_windows, load_corpus, prepare
+from sparseloco.errors import ConfigError
+from sparseloco.launch import is_torchrun, train_processes, train_rank
+from sparseloco.metrics import write_atomically
+from sparseloco.model import parameter_specs
+from sparseloco.report import Run, load_run, write_report
+from sparseloco.settings import RunConfig
+from sparseloco.trainer import train
+from sparseloco.types import TensorSpec
+
+RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
+REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
+COMPARISON = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command leaves: runs in order, their summaries, and the page about them."""
+
+    runs: Sequence[Run]
+    summaries: Sequence[dict[str, Any]]
+    report: Path
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """What ``comparison.json`` adds to the summary of a run."""
+
+    folder: str
+    tuned: tuple[str, ...] = ()
+
+
+def train_one(entry: Entry, folder: Path, screen: Screen, command: str) -> Done | None:
+    """Train one run into ``folder``; None at ranks that do not write."""
+    algorithm = checked_algorithm(entry.config)
+    dataset = _dataset(entry.config, screen)
+    if is_torchrun() and os.environ["RANK"] != "0":
+        train_rank(entry.config, algorithm, dataset, None, label=entry.label)
+        return None
+    check_folder(folder)
+    summary = _train(entry, algorithm, dataset, folder, screen)
+    return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
+
+
+def train_all(entries: Sequence[Entry], folder: Path, screen: Screen, command: str) -> Done:
+    """Train every entry into a folder of its own below ``folder``, then write the comparison."""
+    if is_torchrun():
+        raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
+    algorithms = [checked_algorithm(entry.config) for entry in entries]
+    dataset = _dataset(entries[0].config, screen)
+    for path in (folder, *(folder / entry.folder for entry in entries)):
+        check_folder(path)
+    clear_folder(folder)
+    listed: list[dict[str, Any]] = []
+    for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
+        screen.say(f"[{number}/{len(entries)}] {entry.label}")
+        summary = _train(entry, algorithm, dataset, folder / entry.folder, screen)
+        listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
+        _write_report([load_run(folder / entry.folder)], folder / entry.folder, None)
+    write_atomically(folder / COMPARISON, json.dumps(listed, indent=2) + "\n")
+    runs = load_runs(folder)
+    return Done(runs, listed, _write_report(runs, folder, command))
+
+
+def report_on(folders: Sequence[Path], out: Path) -> Done:
+    """Write a report about runs, and about all runs of comparisons."""
+    runs = [run for folder in folders for run in load_runs(folder)]
+    summaries = [json.loads((run.folder / "summary.json").read_text(encoding="utf-8")) for run in runs]
+    return Done(runs, summaries, _write_report(runs, out, None))
+
+
+def load_runs(folder: Path) -> list[Run]:
+    """The run in a folder, or all runs of the comparison in it, in its order.
+
+    Raises:
+        ConfigError: if there is neither, or a file is damaged.
+    """
+    path = folder / COMPARISON
+    if not path.is_file():
+        return [load_run(folder)]
+    try:
+        listed = msgspec.json.decode(path.read_bytes(), type=list[Listed])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: must hold the runs of a comparison ({error}); run it again") from error
+    runs = [(load_run(folder / row.folder), row.tuned) for row in listed]
+    return [replace(run, summary=replace(run.summary, tuned=tuned)) for run, tuned in runs]
+
+
+def checked_algorithm(config: RunConfig) -> Algorithm:
+    """The algorithm of a run, after everything that can be known without reading text was checked.
+
+    Raises:
+        ConfigError: if model, algorithm and launcher do not fit together.
+    """
+    algorithm = build_algorithm(config)
+    algorithm.describe(tensor_table(config))
+    by_torchrun = config.transport.kind == "process_group" and not config.train.processes
+    if by_torchrun and not is_torchrun():
+        raise ConfigError(
+            "transport.kind='process_group': must be started by torchrun, one rank per replica; "
+            "use --processes to start them on this machine"
+        )
+    return algorithm
+
+
+def tensor_table(config: RunConfig) -> tuple[TensorSpec, ...]:
+    """Tensors of the model of a run, with a vocabulary as large as was asked for."""
+    return parameter_specs(
+        vocab_size=config.data.vocab_size,
+        hidden_size=config.model.hidden_size,
+        num_layers=config.model.num_layers,
+        num_heads=config.model.num_heads,
+        intermediate_size=config.model.intermediate_size,
+        tie_embeddings=config.model.tie_embeddings,
+        sequence_length=config.train.sequence_length,
+    )
+
+
+def free_folder(*words: str) -> Path:
+    """A folder below ``runs/`` that does not exist yet; words that repeat the one before are left out."""
+    name = "-".join(word for number, word in enumerate(words) if word != words[number - 1] or number == 0)
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds anything but earlier runs, since those are replaced.
+
+    Raises:
+        ConfigError: if it is a file, or holds something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {str(folder)!r}: must be a folder, but is a file; choose another")
+    try:
+        inside = list(folder.iterdir()) if folder.exists() else []
+    except OSError as error:
+        raise ConfigError(f"--out {str(folder)!r}: must be readable ({error.strerror}); choose another") from error
+    known = {*RUN_FILES, *REPORT_FILES, COMPARISON}
+    runs = [path for path in inside if path.name in known or (path / "config.toml").is_file()]
+    if inside and not runs:
+        raise ConfigError(f"--out {str(folder)!r}: must be new, empty or hold an earlier run; choose another")
+
+
+def clear_folder(folder: Path) -> None:
+    """Make a folder, or remove what an earlier run has left in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (*RUN_FILES, *REPORT_FILES, COMPARISON):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"
+        ) from error
+
+
+def _dataset(config: RunConfig, screen: Screen) -> Dataset:
+    data = config.data
+    with screen.reading(data.path) as progress:
+        corpus = load_corpus(data.path)
+        dataset = prepare(corpus, data.vocab_size, data.validation_fraction, data.test_fraction, progress=progress)
+    check_windows(dataset, config.train.sequence_length)
+    return dataset
+
+
+def _train(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, screen: Screen) -> dict[str, Any]:
+    config = entry.config
+    run = train_rank if is_torchrun() else train_processes if config.train.processes else train
+    clear_folder(folder)
+    write_atomically(folder / "config.toml", to_toml(config))
+    with screen.training(entry.label, config.train.steps) as progress:
+        return run(config, algorithm, dataset, folder, label=entry.label, progress=progress)
+
+
+def _write_report(runs: Sequence[Run], folder: Path, command: str | None) -> Path:
+    pngs = importlib.util.find_spec("matplotlib") is not None
+    if not pngs:
+        say("warning: matplotlib is not installed, so the report has no PNG files; install sparseloco[plot]")
+    return write_report(runs, folder, command=command, pngs=pngs)

@@ -1,0 +1,246 @@
+"""The settings of a run: frozen values, one per section of the file, that check themselves.
+
+Knows nothing of files, overrides or presets' keywords; see ``config`` for those.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import tomli_w
+
+from sparseloco.algorithm import Recipe
+from sparseloco.errors import ConfigError
+
+
+def _at_least(section: str, name: str, value: float, least: int, *, why: str = "", use: str = "") -> None:
+    if value < least:
+        raise ConfigError(f"{section}.{name}={value!r}: must be at least {least}{why}; use {use or f'{least} or more'}")
+
+
+def _one_of(section: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{section}.{name}={value!r}: must be one of {', '.join(choices)}; choose one of them")
+
+
+def _either(values: list[int]) -> str:
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One section of a configuration file."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """``[model]``: the Llama that is trained; its vocabulary is the tokenizer's, its context ``sequence_length``.
+
+    Attributes:
+        hidden_size: Width; a multiple of ``2 * num_heads``.
+        num_layers: Blocks.
+        num_heads: Attention heads.
+        intermediate_size: Width inside the gated feed-forward part.
+        tie_embeddings: Use one matrix for tokens in and out.
+    """
+
+    hidden_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    intermediate_size: int = 352
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size"):
+            _at_least("model", name, getattr(self, name), 1)
+
+
+class DataConfig(Section, frozen=True, kw_only=True):
+    """``[data]``: the text.
+
+    Attributes:
+        path: A text file, a directory of text files, or "stdlib" for the standard library's own source.
+        vocab_size: Tokens of the tokenizer that is trained on it; a tiny corpus may give fewer.
+        validation_fraction: Share of the text for validation.
+        test_fraction: Share of the text for the held-out loss.
+    """
+
+    path: str = "stdlib"
+    vocab_size: int = 1024
+    validation_fraction: float = 0.02
+    test_fraction: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("data.path='': must name a text file or directory, or 'stdlib'; give a path")
+        _at_least("data", "vocab_size", self.vocab_size, 257, why=" (256 bytes and the end token)", use="1024")
+        for name in ("validation_fraction", "test_fraction"):
+            value = getattr(self, name)
+            if not 0 < value < 1:
+                raise ConfigError(f"data.{name}={value!r}: must be above 0 and below 1; use 0.02")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ConfigError(
+                f"data.validation_fraction={self.validation_fraction!r}: must be below 1 - test_fraction = "
+                f"{1 - self.test_fraction:g}, or nothing is left to train on; use 0.02 for both"
+            )
+
+
+class TrainConfig(Section, frozen=True, kw_only=True):
+    """``[train]``: how much, and on what share of the machine.
+
+    Attributes:
+        workers: Replicas.
+        steps: Optimizer steps of each replica; a file may say ``rounds`` instead.
+        batch_size: Sequences per replica and optimizer step.
+        accumulation: Micro-batches per optimizer step; divides ``batch_size``.
+        sequence_length: Tokens that are predicted per sequence.
+        seed: Of initial weights, sample order and everything else that is random.
+        evaluate_every: Optimizer steps between two evaluations on the validation split.
+        log_every: Optimizer steps between two lines of the training loss.
+        evaluation_tokens: Tokens of an evaluation, at most.
+        autocast: "bf16" for mixed precision, "off" for float32.
+        processes: Run each replica as a process of its own instead of all in one.
+    """
+
+    workers: int = 4
+    steps: int = 450
+    batch_size: int = 8
+    accumulation: int = 1
+    sequence_length: int = 128
+    seed: int = 0
+    evaluate_every: int = 75
+    log_every: int = 15
+    evaluation_tokens: int = 65536
+    autocast: Literal["off", "bf16"] = "off"
+    processes: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
+            _at_least("train", name, getattr(self, name), 1)
+        _at_least("train", "sequence_length", self.sequence_length, 2, use="128")
+        _at_least("train", "evaluation_tokens", self.evaluation_tokens, self.sequence_length, why=" (one sequence)")
+        if self.batch_size % self.accumulation:
+            divisors = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            raise ConfigError(
+                f"train.accumulation={self.accumulation}: must divide batch_size={self.batch_size}; "
+                f"use {_either(divisors)}"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"train.seed={self.seed}: must be in 0..2**63 - 1; use 0")
+        _one_of("train", "autocast", self.autocast, ("off", "bf16"))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all replicas see in a whole run."""
+        return self.steps * self.workers * self.batch_size * self.sequence_length
+
+
+class OptimizerConfig(Section, frozen=True, kw_only=True):
+    """``[optimizer]``: the inner optimizer, and the shape of every learning rate over time.
+
+    Methods that send gradients with a learning rate of their own (``demo``, ``ef_signsgd``, ``powersgd``) take only
+    ``warmup_steps`` and ``final_lr_fraction`` from here; their ``lr`` stands in ``[algorithm]``.
+
+    Attributes:
+        name: "adamw" or "sgd".
+        lr: Largest learning rate.
+        betas: Decay rates of AdamW's moments.
+        momentum: Of sgd.
+        weight_decay: Decoupled for AdamW, in the gradient for sgd.
+        clip_norm: Largest gradient norm; 0 for no clipping.
+        warmup_steps: Steps of linear warm-up.
+        final_lr_fraction: Share of the learning rate that the cosine leaves at the end.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.0
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    warmup_steps: int = 30
+    final_lr_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer", "name", self.name, ("adamw", "sgd"))
+        if self.lr <= 0:
+            raise ConfigError(f"optimizer.lr={self.lr!r}: must be positive; use 0.003")
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise ConfigError(f"optimizer.betas={list(self.betas)}: must be in [0, 1); use [0.9, 0.95]")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"optimizer.momentum={self.momentum!r}: must be in [0, 1); use 0 for plain SGD")
+        if self.name == "adamw" and self.momentum:
+            raise ConfigError(f"optimizer.momentum={self.momentum!r}: must be 0 for name='adamw'; set betas instead")
+        if self.name == "sgd" and self.betas != (0.9, 0.95):
+            raise ConfigError(f"optimizer.betas={list(self.betas)}: must be left out for name='sgd'; set momentum")
+        _at_least("optimizer", "weight_decay", self.weight_decay, 0)
+        if self.clip_norm < 0:
+            raise ConfigError(f"optimizer.clip_norm={self.clip_norm!r}: must not be negative; use 0 for no clipping")
+        _at_least("optimizer", "warmup_steps", self.warmup_steps, 0)
+        if not 0 <= self.final_lr_fraction <= 1:
+            raise ConfigError(
+                f"optimizer.final_lr_fraction={self.final_lr_fraction!r}: must be between 0 and 1; use 0.1 for a tenth"
+            )
+
+
+class TransportConfig(Section, frozen=True, kw_only=True):
+    """``[transport]``: how replicas reach each other.
+
+    Attributes:
+        kind: "loopback" for one machine, "process_group" for ranks that torchrun has started.
+    """
+
+    kind: Literal["loopback", "process_group"] = "loopback"
+
+    def __post_init__(self) -> None:
+        _one_of("transport", "kind", self.kind, ("loopback", "process_group"))
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides a run, with all defaults spelled out.
+
+    Attributes:
+        algorithm: ``[algorithm]``: the preset and all its keywords.
+    """
+
+    algorithm: Recipe
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    transport: TransportConfig = TransportConfig()
+
+    def __post_init__(self) -> None:
+        if self.optimizer.warmup_steps >= self.train.steps:
+            raise ConfigError(
+                f"optimizer.warmup_steps={self.optimizer.warmup_steps}: must be below train.steps="
+                f"{self.train.steps}; shorten the warm-up or train longer"
+            )
+
+
+def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The sections of a run as plain values, every default spelled out."""
+    table = {"algorithm": {"preset": config.algorithm.preset, **config.algorithm.settings}}
+    for section in ("model", "data", "train", "optimizer", "transport"):
+        table[section] = msgspec.to_builtins(getattr(config, section))
+    return table
+
+
+def to_toml(config: RunConfig) -> str:
+    """A file that ``config.load_config`` reads back into an equal value."""
+    return tomli_w.dumps(to_table(config))
+
+
+def check_rounds(steps: int, inner_steps: int) -> None:
+    """Refuse a number of steps that ends in the middle of a round.
+
+    Raises:
+        ConfigError: if ``steps`` is no multiple of ``inner_steps``; it names the nearest ones.
+    """
+    if steps % inner_steps:
+        below = steps - steps % inner_steps
+        raise ConfigError(
+            f"train.steps={steps}: must be a multiple of inner_steps={inner_steps}, or the last steps would never be "
+            f"synchronized; use {_either([below, below + inner_steps] if below else [inner_steps])}"
+        )

@@ -1,0 +1,363 @@
+"""The command line: what it prints, what it leaves on the disk, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sparseloco.cli import app, runs, screen
+from sparseloco.config import load_config, to_toml
+from sparseloco.errors import ConfigError, DivergenceError
+from sparseloco.metrics import Status
+from sparseloco.presets import PRESETS
+
+CONFIG = """
+[algorithm]
+preset = "sparseloco"
+inner_steps = 2
+tile = 8
+k = 8
+
+[model]
+hidden_size = 16
+num_layers = 1
+num_heads = 2
+intermediate_size = 24
+
+[data]
+path = "text.txt"
+vocab_size = 300
+
+[train]
+workers = 2
+steps = 4
+batch_size = 2
+sequence_length = 16
+evaluate_every = 2
+evaluation_tokens = 64
+
+[optimizer]
+warmup_steps = 1
+
+[[compare]]
+label = "Sparse"
+
+[[compare]]
+label = "Dense"
+preset = "diloco"
+inner_steps = 2
+tuned = ["outer_momentum"]
+"""
+RUN_FILES = ["config.toml", "loss_over_bytes.png", "loss_over_tokens.png", "metrics.jsonl", "report.html",
+             "summary.json"]  # fmt: skip
+
+
+class Ended(NamedTuple):
+    code: int | str | None
+    out: str
+    err: str
+
+
+Call = Callable[..., Ended]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command line in this process, in a folder with a configuration and a small text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
+    Path("run.toml").write_text(CONFIG)
+    lines = (f"Line {number} says that {number * 7919 % 1000} is not {number % 13}.\n" for number in range(2000))
+    Path("text.txt").write_text("".join(lines))
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            app(list(arguments), prog_name="sparseloco")
+        out, err = capsys.readouterr()
+        return Ended(ended.value.code, out, err)
+
+    return run
+
+
+def names(folder: str | Path) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sparseloco", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_train_leaves_a_run_folder(call: Call) -> None:
+    ended = call("train", "run.toml", "--set", "train.seed=3", "--out", "here/mine")
+    assert ended.code == 0, ended.err
+    assert names("here/mine") == RUN_FILES
+    assert "report: here/mine/report.html" in ended.out
+    assert "Held-out loss" in ended.out
+    assert "sparseloco: 4 steps, " in ended.err
+    config = load_config("run.toml", ["train.seed=3"])
+    assert load_config("here/mine/config.toml") == config
+    assert Path("here/mine/config.toml").read_text() == to_toml(config)
+    summary = json.loads(Path("here/mine/summary.json").read_text())
+    assert (summary["label"], summary["rounds"], summary["workers"]) == ("sparseloco", 2, 2)
+    again = "sparseloco train run.toml --set train.seed=3 --out here/mine"
+    assert again in Path("here/mine/report.html").read_text()
+
+
+def test_train_again_gives_the_same_from_the_resolved_file(call: Call) -> None:
+    first = json.loads(call("train", "run.toml", "--out", "a", "--json").out)
+    again = json.loads(call("train", "a/config.toml", "--out", "b", "--json").out)
+    assert again["digest"] == first["digest"]
+    assert again["held_out_loss"] == first["held_out_loss"]
+
+
+def test_json_is_all_of_stdout(call: Call) -> None:
+    ended = call("train", "run.toml", "--data", "text.txt", "--json")
+    assert json.loads(ended.out) == json.loads(Path("runs/run-sparseloco/summary.json").read_text())
+    assert ended.err == ""
+    assert call("train", "run.toml", "--json").code == 0
+    assert names("runs") == ["run-sparseloco", "run-sparseloco-2"]
+
+
+def test_one_worker_is_warned_about_in_one_line(call: Call) -> None:
+    ended = call("train", "run.toml", "--workers", "1", "--json")
+    assert ended.code == 0
+    assert ended.err.startswith("warning: num_peers=1: one replica alone synchronizes with nobody")
+    assert ended.err.count("\n") == 1
+
+
+def test_compare_leaves_a_folder_for_each_run(call: Call) -> None:
+    ended = call("compare", "run.toml", "--out", "both")
+    assert ended.code == 0, ended.err
+    pages = ["loss_over_bytes.png", "loss_over_tokens.png", "report.html"]
+    assert names("both") == ["comparison.json", "dense", *pages, "sparse"]
+    assert names("both/dense") == names("both/sparse") == RUN_FILES
+    assert "report: both/report.html" in ended.out
+    assert [line for line in ended.err.splitlines() if line.startswith("[")] == ["[1/2] Sparse", "[2/2] Dense"]
+    listed = json.loads(Path("both/comparison.json").read_text())
+    assert [(row["label"], row["folder"], row["tuned"]) for row in listed] == [
+        ("Sparse", "sparse", []),
+        ("Dense", "dense", ["outer_momentum"]),
+    ]
+    assert listed[0]["tokens"] == listed[1]["tokens"] == 4 * 2 * 2 * 16
+    assert "Dense: outer_momentum" in Path("both/report.html").read_text()
+
+    only = call("compare", "run.toml", "--out", "both", "--only", "Dense", "--json")
+    assert [row["label"] for row in json.loads(only.out)] == ["Dense"]
+
+
+def test_report_takes_runs_and_comparisons(call: Call) -> None:
+    call("compare", "run.toml", "--out", "both")
+    call("train", "run.toml", "--out", "mine")
+    ended = call("report", "both", "mine", "--out", "page")
+    assert ended.code == 0, ended.err
+    assert "report: page/report.html" in ended.out
+    page = Path("page/report.html").read_text()
+    assert "Dense: outer_momentum" in page
+    answer = json.loads(call("report", "both", "mine", "--json").out)
+    assert answer["report"] == "runs/report/report.html"
+    assert [run["label"] for run in answer["runs"]] == ["Sparse", "Dense", "sparseloco"]
+    assert call("report", "nowhere").code == 2
+    Path("both/comparison.json").write_text("{}")
+    assert "both/comparison.json: must hold the runs of a comparison" in call("report", "both").err
+
+
+def test_describe_needs_no_text(call: Call) -> None:
+    Path("text.txt").unlink()
+    ended = call("describe", "run.toml", "--json")
+    assert ended.code == 0, ended.err
+    sparse, dense = json.loads(ended.out)
+    assert (sparse["label"], sparse["preset"], sparse["portable"]) == ("Sparse", "sparseloco", True)
+    assert sparse["density"] == pytest.approx(8 / 64, rel=0.1)
+    assert dense["density"] is None
+    assert dense["compression"] == pytest.approx(1.0, rel=0.02)
+    assert sparse["parameters"] == dense["parameters"] == dense["dense_bytes_per_round"] / 4
+    assert sparse["memory_bytes"]["residual"] == 4 * sparse["parameters"]
+    assert (dense["memory_bytes"]["residual"], dense["memory_bytes"]["outer optimizer"]) == (0, 4 * dense["parameters"])
+    assert not Path("runs").exists()
+
+
+def test_describe_agrees_with_the_run(call: Call) -> None:
+    described = json.loads(call("describe", "run.toml", "--only", "Sparse", "--json").out)[0]
+    summary = json.loads(call("train", "run.toml", "--json").out)
+    assert summary["parameters"] == described["parameters"]
+    assert summary["bytes_sent_per_replica"] == described["bytes_sent_per_replica"]
+    assert summary["compression"] == pytest.approx(described["compression"])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_describe_knows_every_preset(call: Call, preset: str) -> None:
+    Path("one.toml").write_text(f'[algorithm]\npreset = "{preset}"\n')
+    ended = call("describe", "one.toml")
+    assert ended.code == 0, ended.err
+    assert "compression" in ended.out
+    assert "memory: all" in ended.out
+
+
+def test_describe_lists_presets(call: Call) -> None:
+    assert all(f" {name} " in call("describe", "--list").out for name in ["sparseloco", "powersgd"])
+    rows = json.loads(call("describe", "--list", "--json").out)
+    assert [row["preset"] for row in rows] == list(PRESETS)
+    assert rows[list(PRESETS).index("ef_signsgd")]["keywords"] == {"lr": 0.001}
+    assert call("describe").err == (
+        "error: CONFIG.toml: missing argument; name a file, or list the presets with --list\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.kk=3", "algorithm: unknown key 'kk'; did you mean 'k'?"),
+        ("algorithm.k=65", "algorithm.k=65: must be between 1 and chunk_size=64; use a larger chunk_size or a"),
+        ("algorithm.inner_steps=0", "algorithm.inner_steps=0: must be at least 1; use 1 to synchronize after"),
+        ("model.num_heads=3", "hidden_size=16: must be a multiple of 2 * num_heads = 6"),
+        ("data.path=none.txt", "data.path='none.txt': must be an existing text file or directory, or 'stdlib'"),
+        ("data.path=empty.txt", "data.path='empty.txt': holds no text"),
+        ("data.path=tiny.txt", "data='tiny.txt': train, validation and test need at least one document each"),
+        ("train.sequence_length=9000", "data='text.txt': each split needs at least sequence_length + 1 = 9001 tokens"),
+        ("transport.kind=process_group", "transport.kind='process_group': must be started by torchrun"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(call: Call, verb: str, override: str, message: str) -> None:
+    Path("empty.txt").write_text("")
+    Path("tiny.txt").write_text("only a line\n")
+    extra = ["--set", "train.evaluation_tokens=9000"] if "length" in override else []
+    ended = call(verb, "run.toml", "--set", override, *extra)
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert ended.out == ""
+    assert not Path("runs").exists()
+
+
+def test_folders_with_something_else_are_left_alone(call: Call) -> None:
+    Path("notes").mkdir()
+    Path("notes/thesis.txt").write_text("keep")
+    ended = call("train", "run.toml", "--out", "notes")
+    assert ended == (2, "", "error: --out 'notes': must be new, empty or hold an earlier run; choose another\n")
+    assert names("notes") == ["thesis.txt"]
+    assert "must be a folder, but is a file" in call("train", "run.toml", "--out", "text.txt").err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DivergenceError("train_loss=nan at step 3:\n must be finite"), 2, "error: train_loss=nan at step 3: must be"),
+        (KeyboardInterrupt(), 130, "interrupted: a run folder without summary.json is not finished; start the"),
+    ],
+    ids=["diverged", "interrupted"],
+)
+def test_a_failed_run_leaves_no_summary(
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
+) -> None:
+    assert call("train", "run.toml", "--out", "mine").code == 0
+    assert call("compare", "run.toml", "--out", "both").code == 0
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(runs, "train", fail)
+    for verb, folder in (("train", "mine"), ("compare", "both")):
+        ended = call(verb, "run.toml", "--out", folder)
+        assert ended.code == code
+        assert line in ended.err.splitlines()[-1]
+        assert ended.out == ""
+    assert names("mine") == ["config.toml"]
+    assert not {"comparison.json", "report.html"} & set(names("both"))
+    assert names("both/sparse") == ["config.toml"]
+
+
+def test_processes_and_torchrun_have_their_own_trainers(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        pass
+
+    def asked(name: str) -> Callable[..., None]:
+        def train(*_: Any, **__: Any) -> None:
+            raise Asked(name)
+
+        return train
+
+    for name in ("train", "train_processes", "train_rank"):
+        monkeypatch.setattr(runs, name, asked(name))
+    with pytest.raises(Asked, match=r"^train$"):
+        app(["train", "run.toml"])
+    with pytest.raises(Asked, match=r"^train_processes$"):
+        app(["train", "run.toml", "--processes"])
+    assert tomllib.loads(Path("runs/run-sparseloco-2/config.toml").read_text())["train"]["processes"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(Asked, match=r"^train_rank$"):
+            app(["train", "run.toml", "--out", f"rank{rank}"])
+    assert Path("rank0/config.toml").is_file()
+    assert not Path("rank1").exists()
+    assert "must not start a comparison" in call("compare", "run.toml").err
+
+
+def test_a_report_without_matplotlib_has_no_pictures_but_a_warning(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs.importlib.util, "find_spec", lambda name: None)
+    ended = call("train", "run.toml", "--out", "mine")
+    assert ended.code == 0
+    assert "warning: matplotlib is not installed, so the report has no PNG files; install sparseloco[plot]" in ended.err
+    assert names("mine") == ["config.toml", "metrics.jsonl", "report.html", "summary.json"]
+
+
+def test_status_lines_leave_out_what_is_not_known() -> None:
+    early = Status(1, 10, float("nan"), None, 12_345.0, 0, 75.0)
+    assert screen.status_line(early) == "12.3 k tokens/s, sent 0 B, 1 min 15 s left"
+    late = Status(10, 10, 3.21, 3.5, 12_345.0, 1_000_000, 0.0)
+    assert screen.status_line(late) == "loss 3.210, validation 3.500, 12.3 k tokens/s, sent 1.00 MB"
+
+
+def test_free_folders_never_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runs.free_folder("sparseloco", "sparseloco") == Path("runs/sparseloco")
+    Path("runs/demo").mkdir(parents=True)
+    assert runs.free_folder("demo") == Path("runs/demo-2")
+
+
+def test_help_is_quick_and_has_an_example(tmp_path: Path) -> None:
+    probe = (
+        "import sys; from sparseloco.cli import app\n"
+        "try: app(['compare', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=100, check=False)
+    *text, loaded = ended.stdout.splitlines()
+    assert "Example: sparseloco compare examples/demo.toml" in "\n".join(text)
+    assert not {"transformers", "tokenizers", "matplotlib", "msgspec"} & set(loaded.split()), ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "describe", "report"])
+def test_every_verb_has_an_example(call: Call, verb: str) -> None:
+    ended = call(verb, "--help")
+    assert ended.code == 0
+    assert f"Example: sparseloco {verb} " in ended.out
+
+
+def test_module_is_the_command(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text('[algorithm]\npreset = "sparseloco"\ninner_step = 15\n')
+    ended = process("train", "bad.toml", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: algorithm: unknown key 'inner_step'; did you mean 'inner_steps'?\n"
+    assert names(tmp_path) == ["bad.toml"]
+
+
+def test_check_folder_takes_what_a_comparison_left_when_it_failed(tmp_path: Path) -> None:
+    (tmp_path / "sparse").mkdir()
+    (tmp_path / "sparse" / "config.toml").touch()
+    runs.check_folder(tmp_path)
+    (tmp_path / "sparse" / "config.toml").unlink()
+    with pytest.raises(ConfigError, match="must be new, empty or hold an earlier run"):
+        runs.check_folder(tmp_path)
