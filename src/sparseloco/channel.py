@@ -134,12 +134,7 @@ class Channel:
         Raises:
             DivergenceError: if a delta is not finite; the state is then as it was.
         """
-        for spec, source in zip(state.specs, sources, strict=True):
-            if not bool(torch.isfinite(source.end).all()):
-                raise DivergenceError(
-                    f"delta of {spec.name}=not finite: must be finite to leave its replica; "
-                    "lower the learning rate or clip gradients, then reset the replica to its anchor"
-                )
+        self.check_sources(sources, state)
         tensors: Parts = {}
         for spec, source, span in zip(state.specs, sources, state.spans, strict=True):
             for j, delta in zip(span, self._delta(source, spec, state, span), strict=True):
@@ -188,6 +183,15 @@ class Channel:
     def anchor_tensor(self, state: ChannelState, span: range, shape: tuple[int, ...]) -> Tensor:
         """The agreed value of one tensor, in its own shape."""
         return self.layout.join(tuple(state.anchor[j] for j in span), shape)
+
+    def check_sources(self, sources: Sequence[Source], state: ChannelState) -> None:
+        """Refuse deltas with infinities or NaN."""
+        for spec, source in zip(state.specs, sources, strict=True):
+            if not bool(torch.isfinite(source.end).all()):
+                raise DivergenceError(
+                    f"delta of {spec.name}=not finite: must be finite to leave its replica; "
+                    "lower the learning rate or clip gradients, then reset the replica to its anchor"
+                )
 
     def check_finite(self, inbox: Sequence[Envelope], state: ChannelState) -> None:
         """Refuse payloads with infinities or NaN.

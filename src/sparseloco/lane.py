@@ -15,7 +15,7 @@ from sparseloco.channel import Channel, ChannelState
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
-from sparseloco.types import Merge, OuterOptimizer, Payload, TensorSpec
+from sparseloco.types import Merge, OuterOptimizer, Payload, Source, TensorSpec
 
 
 class InFlight(NamedTuple):
@@ -77,18 +77,30 @@ class Lane:
 
     def post(self, step: int, key: int) -> InFlight:
         """Encode the fragment's delta after ``step``, with all randomness from ``key``."""
-        sources = [
-            self.local.source([self.state.anchor[j] for j in span], tensor, step)
-            for tensor, span in zip(self.tensors, self.state.spans, strict=True)
-        ]
         digest = hex_digest(*self.digest_lanes())
-        payload = self.channel.outgoing(sources, self.state, key=key)
+        payload = self.channel.outgoing(self._sources(step), self.state, key=key)
         self.local.posted_(self.tensors)
         snapshot = [t.clone() for t in self.live()] if self.merge.needs_snapshot else None
         sent = InFlight(payload, digest, snapshot)
         self.in_flight[self.round] = sent
         self.round += 1
         return sent
+
+    def check_finite(self, step: int) -> None:
+        """Raise what :meth:`post` would raise for a delta that is not finite."""
+        self.channel.check_sources(self._sources(step), self.state)
+
+    def forget_progress(self) -> None:
+        """Count the live values as those at the time of the post, for messages still in flight."""
+        for round_, sent in self.in_flight.items():
+            if sent.snapshot is not None:
+                self.in_flight[round_] = sent._replace(snapshot=[t.clone() for t in self.live()])
+
+    def _sources(self, step: int) -> list[Source]:
+        return [
+            self.local.source([self.state.anchor[j] for j in span], tensor, step)
+            for tensor, span in zip(self.tensors, self.state.spans, strict=True)
+        ]
 
 
 def parameter_lane(algorithm: Algorithm, specs: Sequence[TensorSpec], params: Sequence[nn.Parameter]) -> Lane:

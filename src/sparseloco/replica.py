@@ -6,6 +6,7 @@ the method: what differs between methods lives in the parts of the algorithm.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -76,12 +77,15 @@ class Replica:
         self.step += 1
 
     def outbox(self) -> list[Envelope]:
-        """Encode the fragments that are posted after the present step; call it once per step."""
-        return [
-            self._post(fragment, lane)
-            for fragment, lane in enumerate(self._lanes)
-            if self.algorithm.schedule.posts(self.step, fragment)
-        ]
+        """Encode the fragments that are posted after the present step; call it once per step.
+
+        Raises:
+            DivergenceError: if a delta is not finite; nothing has been posted or changed then.
+        """
+        posting = [(f, lane) for f, lane in enumerate(self._lanes) if self.algorithm.schedule.posts(self.step, f)]
+        for _, lane in posting[1:]:  # the first is checked as it is encoded, before it changes anything
+            lane.check_finite(self.step)
+        return [self._post(fragment, lane) for fragment, lane in posting]
 
     def due(self) -> list[Key]:
         """Keys whose messages must be collected and applied now, in order."""
@@ -131,6 +135,7 @@ class Replica:
         for lane in self._lanes:
             for tensor, anchor in zip(lane.live(), lane.anchors(), strict=True):
                 tensor.copy_(anchor)
+            lane.forget_progress()
         for param in self.params.values():
             param.grad = None
         self.optimizer = self.algorithm.local.build(self.params)
@@ -223,7 +228,7 @@ class Replica:
     def private_state(self) -> StateDict:
         """What only this replica has: live parameters, residual, inner optimizer, messages in flight."""
         state: StateDict = {"fingerprint": self.fingerprint, "peer": self.peer, "step": self.step}
-        state["optimizer"] = self.optimizer.state_dict() if self.optimizer else None
+        state["optimizer"] = copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None
         for fragment, lane in enumerate(self._lanes):
             for spec, live in zip(lane.state.specs, lane.live(), strict=True):
                 state[f"live/{spec.name}"] = live.clone()
@@ -246,11 +251,12 @@ class Replica:
         )
         _expect("step", state["step"], self.step, "load private and shared state of the same moment")
         if self.optimizer:
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         for fragment, lane in enumerate(self._lanes):
             for spec, live in zip(lane.state.specs, lane.live(), strict=True):
                 live.copy_(_fitting(f"live/{spec.name}", state, live))
-            stored = any(f"residual/{path}" in state for path, _ in lane.block_paths())
+            # Without error feedback only an undelivered payload leaves a residual.
+            stored = lane.channel.feedback or any(f"residual/{path}" in state for path, _ in lane.block_paths())
             lane.state.residual = (
                 [_fitting(f"residual/{path}", state, lane.state.anchor[j]).clone() for path, j in lane.block_paths()]
                 if stored
