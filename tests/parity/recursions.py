@@ -242,16 +242,17 @@ def qsparse(
     return theta
 
 
-def two_levels(kept: Tensor) -> Tensor:
-    """Sign and one of two magnitudes: bf16 mean magnitude times 27/32 or 11/8, parted in their middle."""
+def two_levels(kept: Tensor, low: float, high: float) -> Tensor:
+    """Sign and one of two levels, parted in their middle, times the mean magnitude in bf16."""
     scale = kept.abs().mean().float().bfloat16().to(kept.dtype)
-    large = kept.abs() > scale * (27 / 32 + 11 / 8) / 2
-    return torch.where(large, 11 / 8, 27 / 32).to(kept.dtype) * scale * kept.sign()
+    large = kept.abs() > scale * (low + high) / 2
+    return torch.where(large, high, low).to(kept.dtype) * scale * kept.sign()
 
 
 def sparseloco(
-    theta: Params, R: int, rounds: int, H: int, k: int, side: int, decay: float, lr: float, over: str
-) -> tuple[Params, list[Params]]:
+    theta: Params, R: int, rounds: int, H: int, k: int, side: int, decay: float, lr: float, over: str,
+    levels: tuple[float, float],
+) -> tuple[Params, list[Params]]:  # fmt: skip
     """Algorithm 1, with the two-level code; ``over`` says by whom the mean divides. Also returns the residuals."""
     theta, C = leaves(theta), side * side
     lives = [leaves(theta) for _ in range(R)]
@@ -269,7 +270,7 @@ def sparseloco(
                 for tile in tiles(p.shape, side, C):
                     mask = keep_largest(e[tile], k, C)  # 4. top-k, two bits
                     sent = torch.zeros_like(e[tile])
-                    sent[mask] = two_levels(e[tile][mask])
+                    sent[mask] = two_levels(e[tile][mask], *levels)
                     e[tile] -= sent  # 5. the quantized values leave the residual
                     total[tile] += sent
                     senders[tile] += mask

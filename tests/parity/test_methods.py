@@ -144,7 +144,8 @@ def test_sparseloco_is_algorithm_1_c15(over: str, side: int, k: int, lr: float) 
         inner_steps=4, k=k, tile=side, decay=0.9375, mean_over=over, outer_lr=lr, inner=INNER
     )  # fmt: skip
     cohort = train(algorithm, peers=3, steps=24, dtype=F64)
-    theta, errors = recursions.sparseloco(start(F64), 3, 6, 4, k, side, 0.9375, lr, over)
+    levels = (values.SignTwoLevel().low, values.SignTwoLevel().high)
+    theta, errors = recursions.sparseloco(start(F64), 3, 6, 4, k, side, 0.9375, lr, over, levels)
     assert_same(anchor(cohort), theta)
     for replica, error in zip(cohort.replicas, errors, strict=True):
         norm = sum(float(e.square().sum()) for e in error) ** 0.5

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sparseloco import DivergenceError, presets, sgd
 from sparseloco.algorithm import Algorithm
+from sparseloco.compress import SignTwoLevel
 from sparseloco.replica import Replica
 from sparseloco.types import Envelope
 from tests import toy
@@ -27,6 +28,7 @@ class Point(nn.Module):
         self.theta = nn.Parameter(torch.tensor(values))
 
 
+LOW = SignTwoLevel().low
 START = [[1.0, 2.0], [3.0, 4.0]]
 DELTAS = torch.tensor([[[1.0, 0.5], [0.25, 2.0]], [[3.0, 0.5], [-0.75, 0.0]]])  # mean: 2, 0.5, -0.25, 1
 ONE_STEP: dict[str, tuple[Callable[[], Algorithm], list[list[float]]]] = {
@@ -48,18 +50,18 @@ ONE_STEP: dict[str, tuple[Callable[[], Algorithm], list[list[float]]]] = {
         ),
         [[-1.0, 1.5625], [3.25, 3.0]],
     ),
-    # k = 1: 2 of the first and 3 of the second, each times the small level 27/32; no coordinate has two senders.
+    # k = 1: 2 of the first and 3 of the second, each times the small level; no coordinate has two senders.
     "sparseloco": (
         lambda: presets.sparseloco(inner_steps=1, k=1, tile=2),
-        [[1.0 - 81 / 32, 2.0], [3.0, 4.0 - 54 / 32]],
+        [[1.0 - 3 * LOW, 2.0], [3.0, 4.0 - 2 * LOW]],
     ),
     "sparseloco_lr_half": (
         lambda: presets.sparseloco(inner_steps=1, k=1, tile=2, outer_lr=0.5),
-        [[1.0 - 81 / 64, 2.0], [3.0, 4.0 - 54 / 64]],
+        [[1.0 - 1.5 * LOW, 2.0], [3.0, 4.0 - LOW]],
     ),
     "sparseloco_mean_over_peers": (
         lambda: presets.sparseloco(inner_steps=1, k=1, tile=2, mean_over="peers"),
-        [[1.0 - 81 / 64, 2.0], [3.0, 4.0 - 54 / 64]],
+        [[1.0 - 1.5 * LOW, 2.0], [3.0, 4.0 - LOW]],
     ),
     "demo": (lambda: presets.demo(lr=0.5, k=4, tile=2), [[0.5, 1.5], [3.5, 3.5]]),
     # Mean magnitudes 0.46875 and 0.53125 after lr; zero counts as positive.
