@@ -82,7 +82,8 @@ def train_processes(
         rendezvous = f"file://{folder}/rendezvous"
         arguments = (config, algorithm, out, label, rendezvous, events)
         workers = [
-            context.Process(target=_worker, args=(rank, *arguments), daemon=True) for rank in range(config.train.workers)
+            context.Process(target=_worker, args=(rank, *arguments), daemon=True)
+            for rank in range(config.train.workers)
         ]
         for worker in workers:
             worker.start()

@@ -199,7 +199,8 @@ class _Run:
         self.progress = progress
         self.sampler = Sampler(dataset.split("train"), self.settings.sequence_length, self.settings.seed)
         self.clock = _Clock()
-        self.losses: list[float] = []
+        self.losses: list[float] = []  # since the last line of the log
+        self.last_loss = math.nan
         self.update_norm = 0.0
         self.validation: Evaluation | None = None
 
@@ -219,7 +220,8 @@ class _Run:
         self._evaluate(0)
         steps = self.settings.steps
         for step in range(1, steps + 1):
-            self.losses.append(self._advance(step))
+            self.last_loss = self._advance(step)
+            self.losses.append(self.last_loss)
             if step % self.settings.log_every == 0 or step == steps:
                 self._log_step(step)
             self._settle()
@@ -315,7 +317,7 @@ class _Run:
             Status(
                 step=step,
                 steps=steps,
-                train_loss=self.losses[-1] if self.losses else math.nan,
+                train_loss=self.last_loss,
                 validation_loss=self.validation.loss if self.validation else None,
                 tokens_per_s=self.tokens(step) / elapsed,
                 bytes_sent=self.traffic.sent,

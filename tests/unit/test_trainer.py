@@ -114,7 +114,8 @@ def test_evaluations_and_summary_count_what_was_sent(data_config, dataset, tmp_p
     replica.step = 3
     frame = wire.encode(replica.outbox()[0])
     assert summary["bytes_sent_per_replica"] == 2 * len(frame) == summary["bytes_received_per_replica"]
-    assert summary["rounds"] == 2 and summary["parameters"] == sum(s.numel for s in replica.specs)
+    assert summary["rounds"] == 2
+    assert summary["parameters"] == sum(s.numel for s in replica.specs)
     assert summary["dense_bytes_per_replica"] == 2 * 4 * summary["parameters"]
     assert summary["compression"] == summary["dense_bytes_per_replica"] / summary["bytes_sent_per_replica"]
     assert summary == json.loads((tmp_path / "summary.json").read_text())
@@ -126,7 +127,8 @@ def test_evaluations_and_summary_count_what_was_sent(data_config, dataset, tmp_p
         ("test", 6),
     ]
     assert evaluations[-2]["loss"] < evaluations[0]["loss"]
-    assert summary["bits_per_byte"] > 0 and math.isfinite(summary["held_out_loss"])
+    assert summary["bits_per_byte"] > 0
+    assert math.isfinite(summary["held_out_loss"])
 
 
 def test_evaluation_leaves_live_parameters_and_mode_alone(data_config, dataset) -> None:

@@ -62,8 +62,8 @@ class SignTwoLevel:
     Departs from the paper: it uses a per-tensor 4-bin quantizer (:class:`Statistical`), which carries about one bit.
     """
 
-    low: float = 0.84375
-    high: float = 1.375
+    low: float = 0.96875
+    high: float = 1.09375
     name: ClassVar[str] = "sign_two_level"
 
     def __post_init__(self) -> None:
