@@ -65,7 +65,20 @@ def test_scale_is_the_mean_kept_magnitude_in_bf16() -> None:
         assert parts["scale"].dtype == torch.bfloat16
         assert parts["scale"].tolist() == [[3.0], [0.5]]
     assert back(SignOneLevel(), value)[0].tolist() == [3.0, -3.0, 3.0, -3.0]
-    assert back(SignTwoLevel(), value)[0].tolist() == [2.53125, -2.53125, 2.53125, -4.125]
+    assert back(SignTwoLevel(low=0.75, high=1.5), value)[0].tolist() == [2.25, -2.25, 2.25, -4.5]
+
+
+@pytest.mark.parametrize("code", [SignOneLevel(), SignTwoLevel()], ids=["one-level", "two-level"])
+def test_zero_counts_as_positive(code: ValueCode) -> None:
+    """Both zeros: a sign code has no third state."""
+    assert bool((back(code, torch.tensor([[0.0, -0.0, 8.0, 8.0]])) > 0).all())
+
+
+@pytest.mark.parametrize(("bins", "bits"), [(2, 1), (4, 2), (16, 4), (256, 8)])
+def test_statistical_packs_its_codes(bins: int, bits: int) -> None:
+    """Really packed: the released code sends a whole byte a value."""
+    code, shift, lookup = Statistical(bins).specs(10, 64)
+    assert (code.bits, code.nbytes, shift.nbytes, lookup.nbytes) == (bits, 80 * bits, 4, 4 * bins)
 
 
 def released(value: Tensor, bins: int) -> Tensor:
@@ -124,3 +137,11 @@ def test_stochastic_is_one_step_off_at_most(seed: int, levels: int, key: int) ->
     norm = value.norm(dim=1, keepdim=True)
     error = (value - back(Stochastic(levels), value, key=key)).abs()
     assert bool((error <= norm / levels * (1 + 2**-20)).all())
+
+
+@pytest.mark.parametrize("levels", [1, 4, 127])
+def test_a_value_alone_in_its_chunk_stays_what_it_is(levels: int) -> None:
+    """Its ratio is the top step; uniform numbers next to 1 must not round it to a step that has no code."""
+    value = torch.full((2**20, 1), -3.0)
+    decoded = back(Stochastic(levels), value)
+    assert torch.allclose(decoded, value, rtol=2**-22, atol=0)
