@@ -132,6 +132,8 @@ def test_qsparse_local_sgd_rounds_with_the_same_numbers(monkeypatch: pytest.Monk
     algorithm = presets.qsparse_local_sgd(inner_steps=4, k=5, chunk_size=16, levels=4, inner=sgd(0.1))
     found = anchor(train(algorithm, peers=3, steps=12, dtype=F64))
     expected = recursions.qsparse(start(F64), 3, 3, 4, 0.1, 5, 16, 4, by_chunk())
+    flat = torch.cat([numbers.flatten() for numbers in drawn])
+    assert len(flat.unique()) > 0.99 * len(flat), "peers, rounds and blocks draw numbers of their own"
     # The norm of a chunk travels as float32; a matrix row and a vector may be summed in another order.
     assert_close(found, expected, 1e-6)
 

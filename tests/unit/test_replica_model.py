@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparseloco import DivergenceError, Loopback, presets
+from sparseloco import DivergenceError, Loopback, WarmupCosine, presets, sgd
 from sparseloco.simulate import Cohort
 from tests import toy
-from tests.driver import INNER, ROWS, Peer, anchor
+from tests.driver import INNER, ROWS, Peer, anchor, train
 
 F64 = torch.float64
 
@@ -135,6 +135,24 @@ def test_accumulation_does_not_change_the_method_c13(row: str) -> None:
 
     for one, four in zip(run(1), run(4), strict=True):
         assert (one - four).abs().max() <= 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:num_peers=1")
+@pytest.mark.parametrize("preset", ["local_sgd", "ddp"])
+def test_learning_rate_follows_the_shared_step(preset: str) -> None:
+    schedule = WarmupCosine(peak=0.2, total_steps=9, warmup_steps=3)
+    spec = sgd(schedule, momentum=0.5)
+    algorithm = presets.local_sgd(inner_steps=3, inner=spec) if preset == "local_sgd" else presets.ddp(inner=spec)
+    model = toy.net(F64)
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    for step in range(1, 10):
+        toy.loss_of(model, toy.batch(step, 0, F64)).backward()
+        for p, v in zip(model.parameters(), velocity, strict=True):
+            v.mul_(0.5).add_(p.grad)
+            p.data.sub_(schedule(step) * v)
+            p.grad = None
+    for found, expected in zip(anchor(train(algorithm, peers=1, steps=9, dtype=F64)), model.parameters(), strict=True):
+        assert (found - expected).abs().max() <= 1e-13
 
 
 def test_loopback_refuses_other_starts_c02() -> None:
