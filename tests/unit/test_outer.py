@@ -92,6 +92,15 @@ def test_weight_decay_is_decoupled() -> None:
     assert anchor.item() == 8.0 * (1 - 0.125) - 0.5
 
 
+def test_the_decayed_anchor_is_rounded_before_the_step() -> None:
+    """Each stored number is a product or a sum of two, so fused multiply-add cannot change it."""
+    anchor, update = heavy_tailed((50, 70), 1), heavy_tailed((50, 70), 2)
+    decayed = (anchor.double() * 0.9375).float().double()
+    wanted = (decayed - 0.25 * update.double()).float()
+    Sgd(0.25, weight_decay=0.25).step_(anchor, update, {}, 1)
+    assert torch.equal(anchor, wanted)
+
+
 @pytest.mark.parametrize("outer", [Sgd(lambda step: step / 4), TorchOptimizer(sgd(lambda step: step / 4))])
 def test_a_schedule_sees_the_shared_step(outer: Sgd | TorchOptimizer) -> None:
     anchor = torch.zeros(1, 1)

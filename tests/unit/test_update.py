@@ -34,13 +34,15 @@ def test_sign_takes_blocks_one_at_a_time() -> None:
     assert len(list(stream)) == 2
 
 
-@pytest.mark.parametrize("max_norm", [0.01, 1.0, 10.0, 1e6])
-def test_clip_is_torchs_clip_grad_norm(max_norm: float) -> None:
-    params = [torch.nn.Parameter(torch.zeros_like(block)) for block in blocks()]
-    for param, block in zip(params, blocks(), strict=True):
-        param.grad = block
+@pytest.mark.parametrize("max_norm", [1e-5, 0.01, 1.0, 10.0, 1e6])
+@pytest.mark.parametrize("size", [1e-6, 1.0])
+def test_clip_is_torchs_clip_grad_norm(max_norm: float, size: float) -> None:
+    scaled = [block * size for block in blocks()]
+    params = [torch.nn.Parameter(torch.zeros_like(block)) for block in scaled]
+    for param, block in zip(params, scaled, strict=True):
+        param.grad = block.clone()
     torch.nn.utils.clip_grad_norm_(params, max_norm, foreach=False)
-    for got, param in zip(ClipNorm(max_norm)(iter(blocks())), params, strict=True):
+    for got, param in zip(ClipNorm(max_norm)(iter(scaled)), params, strict=True):
         assert torch.equal(got, param.grad)
 
 
