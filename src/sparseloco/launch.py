@@ -155,7 +155,7 @@ def _worker(
             events.put(("summary", summary))
     except SparseLocoError as error:
         events.put(("error", error))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, the parent must hear of it and end the others
         events.put(("error", SparseLocoError(f"peer {rank}: {type(error).__name__}: {error}")))
 
 

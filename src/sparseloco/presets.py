@@ -267,6 +267,9 @@ def ef_signsgd(*, lr: float | Schedule = 1e-3) -> Algorithm:
 def powersgd(*, lr: float | Schedule = 0.05, rank: int = 4, momentum: float = 0.9) -> Algorithm:
     """Low-rank factors of the gradient with error feedback, sides alternating, every step.
 
+    Departs from the paper: momentum is that of ordinary SGD, as in the authors' released code; algorithm 2 of the
+    paper steps by the update plus the momentum.
+
     Reference: Vogels et al., 2019, arXiv:1905.13727.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 import tomli_w
+import torch
 
 from sparseloco.algorithm import Recipe
 from sparseloco.errors import ConfigError
@@ -27,6 +28,12 @@ def _one_of(section: str, name: str, value: str, choices: tuple[str, ...]) -> No
 def _either(values: list[int]) -> str:
     *others, last = map(str, values)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def _has_fast_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 in hardware; without that, autocast on a CPU only costs time."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +105,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         evaluate_every: Optimizer steps between two evaluations on the validation split.
         log_every: Optimizer steps between two lines of the training loss.
         evaluation_tokens: Tokens of an evaluation, at most.
-        autocast: "bf16" for mixed precision, "off" for float32.
+        autocast: "bf16" for mixed precision, "off" for float32; "auto" becomes "bf16" where the processor has
+            instructions for it, else "off".
         processes: Run each replica as a process of its own instead of all in one.
     """
 
@@ -111,7 +119,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     evaluate_every: int = 75
     log_every: int = 15
     evaluation_tokens: int = 65536
-    autocast: Literal["off", "bf16"] = "off"
+    autocast: Literal["auto", "off", "bf16"] = "auto"
     processes: bool = False
 
     def __post_init__(self) -> None:
@@ -127,7 +135,10 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"train.seed={self.seed}: must be in 0..2**63 - 1; use 0")
-        _one_of("train", "autocast", self.autocast, ("off", "bf16"))
+        _one_of("train", "autocast", self.autocast, ("auto", "off", "bf16"))
+        if self.autocast == "auto":
+            # Resolved here, so that the file in a run folder says what the run did.
+            msgspec.structs.force_setattr(self, "autocast", "bf16" if _has_fast_bf16() else "off")
 
     @property
     def tokens(self) -> int:

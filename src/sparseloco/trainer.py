@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
-from sparseloco.data import Dataset, Sampler, check_windows, evaluation_batches
+from sparseloco.data import Dataset, Sampler, check_vocabulary, check_windows, evaluation_batches
 from sparseloco.errors import DivergenceError
 from sparseloco.local import InnerSteps, OptimizerSpec
 from sparseloco.metrics import MetricsLog, Status, write_atomically
-from sparseloco.model import build_model, next_token_loss
+from sparseloco.model import build_model, next_token_loss, vocabulary_of
 from sparseloco.replica import Replica
 from sparseloco.schedule import value_at
 from sparseloco.settings import RunConfig, TrainConfig
@@ -104,12 +104,14 @@ def train(
         The summary.
 
     Raises:
+        ConfigError: if the text is too short or the model has another vocabulary.
         DivergenceError: if a loss is not finite.
     """
     check_windows(dataset, config.train.sequence_length)
     if world is None:
         model = build_run_model(config, dataset.vocab_size)
         world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
+    check_vocabulary(vocabulary_of(world.model), dataset)
     log = MetricsLog(out / "metrics.jsonl") if out is not None and world.is_main else None
     run = _Run(config, dataset, world, log, progress)
     try:

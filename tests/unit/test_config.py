@@ -165,7 +165,7 @@ def test_overrides_are_toml_or_text() -> None:
         ("train.rounds=0", "train.rounds=0: must be a whole number of at least 1; use 30"),
         ("train.accumulation=3", "train.accumulation=3: must divide batch_size=8; use 1, 2, 4 or 8"),
         ("train.sequence_length=1", "train.sequence_length=1: must be at least 2; use 128"),
-        ("train.autocast=fp8", 'train.autocast=\'fp8\': must be one of "off", "bf16"; the default is "off"'),
+        ("train.autocast=fp8", 'train.autocast=\'fp8\': must be one of "auto", "off", "bf16"; the default is "auto"'),
         ("train.seed=-1", "train.seed=-1: must be in 0..2**63 - 1; use 0"),
         ("train.evaluation_tokens=5", "train.evaluation_tokens=5: must be at least 128 (one sequence); use 128 or "
                                       "more"),

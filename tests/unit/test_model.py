@@ -43,7 +43,7 @@ def test_caller_keeps_its_random_state(seed: int) -> None:
 def test_model_is_as_asked() -> None:
     model = build_model(**SMALL, tie_embeddings=False)
     config = model.config
-    assert (config._attn_implementation, config.use_cache) == ("sdpa", False)
+    assert (config._attn_implementation, config.use_cache) == ("eager", False)
     assert config.max_position_embeddings == SMALL["sequence_length"]
     assert model.lm_head.weight is not model.model.embed_tokens.weight
     assert {value.dtype for value in model.parameters()} == {torch.float32}

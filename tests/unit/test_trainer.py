@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparseloco import DivergenceError, WarmupCosine, adamw, presets, wire
+from sparseloco import ConfigError, DivergenceError, WarmupCosine, adamw, presets, wire
 from sparseloco.data import Dataset, Sampler, load_corpus, prepare
 from sparseloco.launch import train_processes
 from sparseloco.model import next_token_loss
@@ -163,6 +163,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_without_a_summary(data_config, 
     with pytest.raises(DivergenceError, match=r"^(train_loss|delta of) ?.*must be finite"):
         train(config, method, dataset, tmp_path, label="run")
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_model_with_another_vocabulary_is_refused(data_config, dataset) -> None:
+    config = run_config(data_config, settings())
+    cohort = Cohort(build_run_model(config, dataset.vocab_size + 1), algorithm(), 2)
+    with pytest.raises(ConfigError, match=r"vocab_size=281: the model's vocabulary must be the tokenizer's"):
+        train(config, algorithm(), dataset, None, label="run", world=cohort)
 
 
 def test_messages_in_flight_reach_the_last_anchor(data_config, dataset) -> None:
