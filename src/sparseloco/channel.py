@@ -32,6 +32,9 @@ from sparseloco.types import (
     state_dtype,
 )
 
+LARGEST = 1e37
+"""Magnitudes from here on count as not finite: sums and levels times a scale stay below float32's 3.4e38."""
+
 
 @dataclass(frozen=True)
 class ErrorFeedback:
@@ -185,26 +188,26 @@ class Channel:
         return self.layout.join(tuple(state.anchor[j] for j in span), shape)
 
     def check_sources(self, sources: Sequence[Source], state: ChannelState) -> None:
-        """Refuse deltas with infinities or NaN."""
+        """Refuse deltas with infinities, NaN or numbers so large that arithmetic on them overflows."""
         for spec, source in zip(state.specs, sources, strict=True):
-            if not bool(torch.isfinite(source.end).all()):
+            if not _is_sane(source.end):
                 raise DivergenceError(
-                    f"delta of {spec.name}=not finite: must be finite to leave its replica; "
+                    f"delta of {spec.name}=not finite: must be finite (below {LARGEST:g}) to leave its replica; "
                     "lower the learning rate or clip gradients, then reset the replica to its anchor"
                 )
 
     def check_finite(self, inbox: Sequence[Envelope], state: ChannelState) -> None:
-        """Refuse payloads with infinities or NaN.
+        """Refuse payloads with infinities, NaN or numbers so large that what they decode to overflows.
 
-        A mean of finite float32 numbers is finite, so nothing else can bring one into an anchor.
+        A mean of what is left is finite, so nothing else can bring infinities into an anchor.
         """
         for envelope in inbox:
             for name, part in envelope.payload.tensors.items():
-                if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+                if part.is_floating_point() and not _is_sane(part):
                     raise DivergenceError(
                         f"payload of peer {envelope.peer}, round {envelope.key.round}, "
-                        f"{self._tensor_of(name, state)}=not finite: must be finite to reach an anchor; "
-                        "leave that peer out of the round"
+                        f"{self._tensor_of(name, state)}=not finite: must be finite (below {LARGEST:g}) to reach "
+                        "an anchor; leave that peer out of the round"
                     )
 
     def _delta(self, source: Source, spec: TensorSpec, state: ChannelState, span: range) -> Iterator[Tensor]:
@@ -241,3 +244,8 @@ class Channel:
     def _tensor_of(part_name: str, state: ChannelState) -> str:
         block = int(part_name.split(".", 1)[0])
         return next(spec.name for spec, span in zip(state.specs, state.spans, strict=True) if block in span)
+
+
+def _is_sane(tensor: Tensor) -> bool:
+    """Whether all magnitudes are below ``LARGEST``; False for NaN."""
+    return tensor.numel() == 0 or bool(tensor.detach().abs().amax() < LARGEST)

@@ -29,7 +29,7 @@ from sparseloco.replica import Replica
 from sparseloco.schedule import value_at
 from sparseloco.settings import RunConfig, TrainConfig
 from sparseloco.simulate import Cohort
-from sparseloco.transport import Traffic, Transport, post_due, settle
+from sparseloco.transport import Traffic, Transport, drain, post_due, settle
 
 ProgressCallback = Callable[[Status], None]
 
@@ -264,8 +264,7 @@ class _Run:
         """Collect early what is still in flight, so that the last anchor holds every message."""
         for index, replica in enumerate(self.world.replicas):
             with self.world.turn(index), self.clock.sync():
-                for key in replica.in_flight():
-                    replica.apply(key, self.world.transport.collect(key))
+                drain(replica, self.world.transport)
 
     def _evaluate(self, step: int) -> None:
         if not self.world.is_main:

@@ -99,3 +99,9 @@ def post_due(replica: Replica, transport: Transport) -> None:
     """Encode and post what is due, after an inner step that was counted already."""
     for envelope in replica.outbox():
         transport.post(envelope)
+
+
+def drain(replica: Replica, transport: Transport) -> None:
+    """Settle early all messages that are in flight, for the end of a run or before a checkpoint."""
+    for key in replica.in_flight():
+        replica.apply(key, transport.collect(key))
