@@ -23,7 +23,7 @@ LAYERS = {
     "L2": {
         "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
     },
-    "L3": {"wire", "transport"},
+    "L3": {"wire", "transport", "session"},
     "L4": {"model", "data", "trainer", "simulate", "metrics", "settings", "launch"},
     "L5": {"config", "cli", "report", "__main__", "__init__"},
 }  # fmt: skip

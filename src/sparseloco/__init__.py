@@ -18,6 +18,7 @@ from sparseloco.errors import (
 from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw, sgd
 from sparseloco.replica import Replica
 from sparseloco.schedule import SyncSchedule, WarmupCosine
+from sparseloco.session import synchronize
 from sparseloco.transport import Loopback, ProcessGroup, Transport, advance, settle
 
 __version__ = "0.1.0"
@@ -46,4 +47,5 @@ __all__ = [
     "presets",
     "settle",
     "sgd",
+    "synchronize",
 ]
