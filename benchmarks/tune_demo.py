@@ -26,7 +26,7 @@ from sparseloco.metrics import write_atomically
 from sparseloco.trainer import train
 
 CONFIG = Path(__file__).parents[1] / "examples" / "demo.toml"
-INNER_LRS = [1.5e-3, 3e-3]
+INNER_LRS = [1e-3, 1.5e-3, 2.2e-3, 3e-3]
 SPARSELOCO = [{"decay": decay} for decay in (0.8, 0.9)]
 DILOCO = [
     {"outer_lr": lr, "outer_momentum": momentum} for lr, momentum in [(0.7, 0.9), (0.7, 0.6), (1.0, 0.5), (1.6, 0.0)]

@@ -9,6 +9,7 @@ import queue
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ def _worker(
 
 def _follow(
     events: Queue[tuple[str, Any]],
-    workers: list[multiprocessing.context.SpawnProcess],
+    workers: list[SpawnProcess],
     progress: ProgressCallback | None,
 ) -> dict[str, Any]:
     """Relay progress until the summary or the first error arrives."""
@@ -176,7 +177,7 @@ def _follow(
 
 
 def _drained(
-    events: Queue[tuple[str, Any]], workers: list[multiprocessing.context.SpawnProcess]
+    events: Queue[tuple[str, Any]], workers: list[SpawnProcess]
 ) -> Iterator[tuple[str, Any]]:
     """Events as they come; a process that died without a word is an event of its own."""
     while True:

@@ -37,8 +37,15 @@ ProgressCallback = Callable[[Status], None]
 class World(Protocol):
     """The replicas of this process and the way to the others."""
 
-    model: nn.Module
-    transport: Transport
+    @property
+    def model(self) -> nn.Module:
+        """The stage on which replicas take turns."""
+        ...
+
+    @property
+    def transport(self) -> Transport:
+        """The way to the other replicas."""
+        ...
 
     @property
     def replicas(self) -> list[Replica]:
