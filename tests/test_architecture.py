@@ -24,7 +24,7 @@ LAYERS = {
         "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
     },
     "L3": {"wire", "transport", "session"},
-    "L4": {"model", "data", "trainer", "simulate", "metrics", "settings", "launch"},
+    "L4": {"model", "data", "trainer", "simulate", "metrics", "settings", "launch", "evaluation"},
     "L5": {"config", "cli", "report", "__main__", "__init__"},
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}

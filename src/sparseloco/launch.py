@@ -176,9 +176,7 @@ def _follow(
     raise SparseLocoError("workers=all ended: must leave a summary; look above for what they printed")
 
 
-def _drained(
-    events: Queue[tuple[str, Any]], workers: list[SpawnProcess]
-) -> Iterator[tuple[str, Any]]:
+def _drained(events: Queue[tuple[str, Any]], workers: list[SpawnProcess]) -> Iterator[tuple[str, Any]]:
     """Events as they come; a process that died without a word is an event of its own."""
     while True:
         with contextlib.suppress(queue.Empty):

@@ -48,12 +48,12 @@ class MetricsLog:
         self._file.close()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file as a whole: a reader sees the old or the new text, never half of one."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file as a whole: a reader sees the old or the new content, never half of one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

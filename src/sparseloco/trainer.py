@@ -1,7 +1,6 @@
 """The training loop of the main job: one for all methods and for both worlds.
 
-A *world* holds the replicas of this process: all of them in a simulation, one of them in a process of a group. The
-loop advances each, then settles each; it knows no method and no transport.
+The loop advances each replica of this process, then settles each; it knows no method and no transport.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
-from sparseloco.data import Dataset, Sampler, check_vocabulary, check_windows, evaluation_batches
+from sparseloco.data import Dataset, Sampler, check_vocabulary, check_windows
 from sparseloco.errors import DivergenceError
+from sparseloco.evaluation import Evaluation, World, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
 from sparseloco.metrics import MetricsLog, Status, write_atomically
 from sparseloco.model import build_model, next_token_loss, vocabulary_of
@@ -29,41 +27,9 @@ from sparseloco.replica import Replica
 from sparseloco.schedule import value_at
 from sparseloco.settings import RunConfig, TrainConfig
 from sparseloco.simulate import Cohort
-from sparseloco.transport import Traffic, Transport, drain, post_due, settle
+from sparseloco.transport import Traffic, drain, post_due, settle
 
 ProgressCallback = Callable[[Status], None]
-
-
-class World(Protocol):
-    """The replicas of this process and the way to the others."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The stage on which replicas take turns."""
-        ...
-
-    @property
-    def transport(self) -> Transport:
-        """The way to the other replicas."""
-        ...
-
-    @property
-    def replicas(self) -> list[Replica]:
-        """Replicas that live here, by peer number."""
-        ...
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process evaluates and writes the run folder."""
-        ...
-
-    def turn(self, index: int) -> AbstractContextManager[Replica]:
-        """The model is replica ``replicas[index]`` inside this block."""
-        ...
-
-    def mean(self, value: float) -> float:
-        """Mean over all processes of the run."""
-        ...
 
 
 @dataclass
@@ -146,43 +112,11 @@ def build_run_model(config: RunConfig, vocab_size: int) -> nn.Module:
     )
 
 
-@dataclass
-class Evaluation:
-    """Held-out loss of an anchor.
-
-    Attributes:
-        loss: Nats per token.
-        bits_per_byte: The same per byte of text, comparable across tokenizers.
-        tokens: Predicted tokens.
-    """
-
-    loss: float
-    bits_per_byte: float
-    tokens: int
-
-
-def evaluate_anchor(world: World, dataset: Dataset, split: str, settings: TrainConfig) -> Evaluation:
-    """Loss of the agreed parameters on held-out text, the first windows of the split."""
-    nats, tokens, num_bytes = 0.0, 0, 0
-    batches = evaluation_batches(
-        dataset.split(split), settings.sequence_length, settings.batch_size, settings.evaluation_tokens
-    )
-    with world.turn(0) as replica, _anchored(world.model, replica), torch.no_grad():
-        for batch in batches:
-            with _autocast(settings):
-                loss = next_token_loss(world.model, batch)
-            count = batch[:, 1:].numel()
-            nats += float(loss) * count
-            tokens += count
-            num_bytes += int(dataset.token_bytes[batch[:, 1:]].sum())
-    return Evaluation(nats / tokens, nats / max(1, num_bytes) / math.log(2), tokens)
-
-
 def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:
     """Gradient of the mean loss over ``batch`` in ``accumulation`` equal parts; returns that loss."""
     total = 0.0
     for part in batch.chunk(settings.accumulation):
-        with _autocast(settings):
+        with autocast(settings):
             loss = next_token_loss(model, part) / settings.accumulation
         loss.backward()
         total += float(loss.detach())
@@ -365,27 +299,6 @@ class _Run:
             "digest": self.first.digest(),
             "settings": dict(recipe.settings) if recipe else {},
         }
-
-
-@contextlib.contextmanager
-def _anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
-    """The model holds the anchor inside this block, in evaluation mode."""
-    was_training = model.training
-    before = [(param, param.data) for param in replica.params.values()]
-    anchor = replica.anchor()
-    for name, param in replica.params.items():
-        param.data = anchor[name].to(param.dtype)
-    model.eval()
-    try:
-        yield
-    finally:
-        for param, data in before:
-            param.data = data
-        model.train(was_training)
-
-
-def _autocast(settings: TrainConfig) -> torch.autocast:
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.autocast == "bf16")
 
 
 def _learning_rate(replica: Replica, step: int) -> float | None:

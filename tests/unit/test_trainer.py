@@ -13,11 +13,12 @@ from torch import nn
 
 from sparseloco import ConfigError, DivergenceError, WarmupCosine, adamw, presets, wire
 from sparseloco.data import Dataset, Sampler, load_corpus, prepare
+from sparseloco.evaluation import evaluate_anchor
 from sparseloco.launch import train_processes
 from sparseloco.model import next_token_loss
 from sparseloco.settings import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from sparseloco.simulate import Cohort
-from sparseloco.trainer import accumulate_gradients, build_run_model, evaluate_anchor, train
+from sparseloco.trainer import accumulate_gradients, build_run_model, train
 
 Output = namedtuple("Output", "logits")
 
@@ -42,6 +43,7 @@ def settings(**changes: object) -> TrainConfig:
         "evaluate_every": 3,
         "log_every": 2,
         "evaluation_tokens": 256,
+        "autocast": "off",
     }
     return TrainConfig(**{**base, **changes})  # type: ignore[arg-type]
 
