@@ -304,11 +304,13 @@ def test_processes_and_torchrun_have_their_own_trainers(call: Call, monkeypatch:
     assert "must not start a comparison" in call("compare", "run.toml").err
 
 
-def test_a_report_without_matplotlib_has_no_pictures_but_a_warning(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_without_matplotlib_has_no_charts_but_a_warning(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs.importlib.util, "find_spec", lambda name: None)
     ended = call("train", "run.toml", "--out", "mine")
     assert ended.code == 0
-    assert "warning: matplotlib is not installed, so the report has no PNG files; install sparseloco[plot]" in ended.err
+    warning = 'matplotlib is not installed, so the report has no charts; run pip install "sparseloco[plot]"'
+    assert f"warning: {warning}\n" in ended.err
+    assert "No charts: matplotlib was not installed" in Path("mine/report.html").read_text()
     assert names("mine") == ["config.toml", "metrics.jsonl", "report.html", "summary.json"]
 
 

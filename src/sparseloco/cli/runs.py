@@ -192,7 +192,7 @@ def _train(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, s
 
 
 def _write_report(runs: Sequence[Run], folder: Path, command: str | None) -> Path:
-    pngs = importlib.util.find_spec("matplotlib") is not None
-    if not pngs:
-        say("warning: matplotlib is not installed, so the report has no PNG files; install sparseloco[plot]")
-    return write_report(runs, folder, command=command, pngs=pngs)
+    charts = importlib.util.find_spec("matplotlib") is not None
+    if not charts:
+        say('warning: matplotlib is not installed, so the report has no charts; run pip install "sparseloco[plot]"')
+    return write_report(runs, folder, command=command, charts=charts)

@@ -1,7 +1,7 @@
 """Reports: from finished run folders to one page and two pictures.
 
 Reads only the files of a run folder, never a model or a transport, so that a report can be made anywhere.
-``matplotlib`` (PNG) and ``msgspec`` (validation) are imported where they are used.
+``matplotlib`` (charts), ``jinja2`` (page) and ``msgspec`` (validation) are imported where they are used.
 """
 
 from sparseloco.report.runs import Evaluation, Run, Summary, load_run

@@ -7,7 +7,7 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,13 @@ class Summary:
     tuned: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Record:
+    """What every line of ``metrics.jsonl`` has."""
+
+    kind: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """One evaluation of the anchor: an ``evaluation`` line of ``metrics.jsonl``."""
@@ -58,15 +65,15 @@ class Evaluation:
     bits_per_byte: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Run:
     """A finished run, as its folder tells it."""
 
     folder: Path
     summary: Summary
     evaluations: tuple[Evaluation, ...]
-    config: dict[str, Any] = field(default_factory=dict[str, Any])
-    config_text: str = ""
+    config: dict[str, Any]
+    config_text: str
 
     @property
     def label(self) -> str:
@@ -104,41 +111,28 @@ def load_run(folder: str | Path) -> Run:
         config = tomllib.loads(config_text)
     except tomllib.TOMLDecodeError as error:
         raise _damaged(folder / "config.toml", f"valid TOML ({error})") from error
-    return Run(
-        folder=folder,
-        summary=_convert(
-            _json(folder / "summary.json", _read(folder / "summary.json")), Summary, folder / "summary.json"
-        ),
-        evaluations=_evaluations(folder / "metrics.jsonl"),
-        config=config,
-        config_text=config_text,
-    )
+    path = folder / "summary.json"
+    summary = _parse(_read(path), Summary, path)
+    return Run(folder, summary, _evaluations(folder / "metrics.jsonl"), config, config_text)
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
     """The same runs, with the folder's name added to labels that occur more than once."""
     count = Counter(run.label for run in runs)
-    return [
-        run if count[run.label] == 1 else _relabel(run, f"{run.label} ({run.folder.name or number})")
+    labels = [
+        run.label if count[run.label] == 1 else f"{run.label} ({run.folder.name or number})"
         for number, run in enumerate(runs, start=1)
     ]
-
-
-def _relabel(run: Run, label: str) -> Run:
-    return replace(run, summary=replace(run.summary, label=label))
+    return [replace(run, summary=replace(run.summary, label=label)) for run, label in zip(runs, labels, strict=True)]
 
 
 def _evaluations(path: Path) -> tuple[Evaluation, ...]:
-    found: list[Evaluation] = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        record = _json(path, line, f" on line {number}")
-        if not isinstance(record, dict) or "kind" not in record:
-            raise _damaged(path, f"an object with a 'kind' on line {number}")
-        if record["kind"] == "evaluation":
-            found.append(_convert(record, Evaluation, path, f" on line {number}"))
-    return tuple(found)
+    lines = [(f" on line {n}", line) for n, line in enumerate(_read(path).splitlines(), start=1) if line.strip()]
+    return tuple(
+        _parse(line, Evaluation, path, where)
+        for where, line in lines
+        if _parse(line, Record, path, where).kind == "evaluation"
+    )
 
 
 def _read(path: Path) -> str:
@@ -152,18 +146,13 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: must be a readable text file ({error}); run it again or leave it out") from error
 
 
-def _json(path: Path, text: str, where: str = "") -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _damaged(path, f"valid JSON{where} ({error.msg})") from error
-
-
-def _convert(value: Any, kind: type[T], path: Path, where: str = "") -> T:
+def _parse(text: str, kind: type[T], path: Path, where: str = "") -> T:
     import msgspec
 
     try:
-        return msgspec.convert(value, type=kind)
+        return msgspec.convert(json.loads(text), type=kind)
+    except json.JSONDecodeError as error:
+        raise _damaged(path, f"valid JSON{where} ({error.msg})") from error
     except msgspec.ValidationError as error:
         raise _damaged(path, f"the fields of {kind.__name__}{where} ({error})") from error
 

@@ -62,29 +62,13 @@ def setting(value: Any) -> str:
     return MISSING if value is None else json.dumps(value)
 
 
-def tick(value: float, *, is_bytes: bool) -> str:
-    """The text beside an axis tick: short, with its unit."""
-    if not is_bytes and abs(value) < 1000:
-        return f"{value:g}"
-    units = _BYTES if is_bytes else _COUNTS
-    power = _power(value, units)
-    return f"{value / 1000**power:g} {units[power]}".strip()
-
-
 def _scaled(value: float, units: tuple[str, ...]) -> str:
     if not math.isfinite(value):
         return MISSING
-    power = _power(value, units)
+    # 999.6 rounds to four digits in its own unit, so it belongs to the next one.
+    power = sum(abs(value) >= 999.5 * 1000**n for n in range(len(units) - 1))
     number = f"{value:.0f}" if power == 0 else _three_digits(value / 1000**power)
     return f"{number} {units[power]}".strip()
-
-
-def _power(value: float, units: tuple[str, ...]) -> int:
-    # 999.6 rounds to four digits in its own unit, so it belongs to the next one.
-    power = 0
-    while power < len(units) - 1 and abs(value) / 1000**power >= 999.5:
-        power += 1
-    return power
 
 
 def _three_digits(value: float) -> str:

@@ -1,17 +1,21 @@
-"""Writing a report: all bytes are made first, then each file appears whole or not at all."""
+"""Writing a report: one page that needs nothing but itself, no script, no font, no request, and its charts as PNG.
+
+All contents are made first, then each file appears whole or not at all.
+"""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 from sparseloco.errors import ConfigError
-from sparseloco.report import chart, png
-from sparseloco.report.page import page
+from sparseloco.metrics import write_atomically
+from sparseloco.report import story, units
+from sparseloco.report.charts import DARK, LIGHT, NUM_COLOURS, Chart, draw
 from sparseloco.report.runs import Run, distinct
+from sparseloco.report.table import settings_table, summary_table
 
 
 def write_report(
@@ -20,10 +24,9 @@ def write_report(
     *,
     title: str = "SparseLoCo report",
     command: str | None = None,
-    tuned: Mapping[str, Sequence[str]] | None = None,
-    pngs: bool = True,
+    charts: bool = True,
 ) -> Path:
-    """Write ``report.html``, and the two charts as PNG, of one or more runs.
+    """Write ``report.html``, and its two charts as PNG too, of one or more runs.
 
     Args:
         runs: The runs in the order in which tables and colours take them.
@@ -31,55 +34,72 @@ def write_report(
         title: The line above the headline, and the title of the page.
         command: The command line that makes these runs again. Without it, the page names one
             ``sparseloco train`` per run.
-        tuned: Label -> names of the settings that were selected on the validation split. Labels that are not
-            named keep what their ``summary.json`` says under ``tuned``.
-        pngs: Also write ``loss_over_tokens.png`` and ``loss_over_bytes.png``; this needs matplotlib, the page
-            does not.
+        charts: Draw loss over tokens and over bytes, in the page and as ``loss_over_tokens.png`` and
+            ``loss_over_bytes.png``; this needs matplotlib.
 
     Returns:
         The path of ``report.html``.
 
     Raises:
-        ConfigError: if there are no runs, ``tuned`` names an unknown run, matplotlib is missing or the folder
-            cannot be written.
+        ConfigError: if there are no runs, matplotlib is missing or the folder cannot be written.
     """
     if not runs:
         raise ConfigError("runs=[]: must hold at least one run; give the folder of a finished run")
-    runs = [_with_tuned(run, tuned or {}) for run in runs]
-    if unknown := sorted(set(tuned or {}) - {run.label for run in runs}):
-        known = ", ".join(run.label for run in runs)
-        raise ConfigError(f"tuned={unknown[0]!r}: must be the label of a run; use one of {known}")
     runs = distinct(runs)
-    files: dict[str, bytes] = {}
-    if pngs:
-        png.require_matplotlib()
-        files = {f"{c.name}.png": png.draw(c) for c in (chart.over_tokens(runs), chart.over_bytes(runs))}
-    files["report.html"] = page(runs, title=title, command=command).encode()
+    drawn = draw(runs) if charts else []
+    contents: dict[str, str | bytes] = {f"{chart.name}.png": chart.png for chart in drawn}
+    contents["report.html"] = _page(runs, drawn, title=title, command=command)
     out_dir = Path(out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            _write_atomically(out_dir / name, content)
+        for name, content in contents.items():
+            write_atomically(out_dir / name, content)
     except OSError as error:
         rule = f"must be a folder that can be written ({error.strerror})"
         raise ConfigError(f"out_dir={str(out_dir)!r}: {rule}; choose another") from error
     return out_dir / "report.html"
 
 
-def _with_tuned(run: Run, tuned: Mapping[str, Sequence[str]]) -> Run:
-    if run.label not in tuned:
-        return run
-    return replace(run, summary=replace(run.summary, tuned=tuple(tuned[run.label])))
+def _page(runs: Sequence[Run], drawn: Sequence[Chart], *, title: str, command: str | None) -> str:
+    """The whole report as HTML text, with the charts that were drawn."""
+    import jinja2
+
+    if command is None:
+        configs = (shlex.quote((run.folder / "config.toml").as_posix()) for run in runs)
+        command = "\n".join(f"sparseloco train {config}" for config in configs)
+    by_run, shared = settings_table(runs)
+    options = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
+    return (
+        jinja2.Environment(**options)
+        .from_string(_read("page.html"))
+        .render(
+            title=title,
+            style=_style_sheet(),
+            story=story,
+            runs=runs,
+            charts=drawn,
+            rows=summary_table(runs),
+            by_run=by_run,
+            shared=shared,
+            tuned={name for run in runs for name in run.summary.tuned},
+            setting=units.setting,
+            num_colours=NUM_COLOURS,
+            corpora=dict.fromkeys((run.summary.corpus, run.summary.corpus_sha256) for run in runs),
+            command=command,
+        )
+    )
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        # mkstemp makes files private; a report is to be shown.
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def _style_sheet() -> str:
+    """The rules of ``style.css`` after the colours that they share with the charts."""
+
+    def variables(colours: Mapping[str, str]) -> str:
+        return ":root{" + "".join(f"--{name}:{colour};" for name, colour in colours.items()) + "}"
+
+    dark = f"@media screen and (prefers-color-scheme:dark){{{variables(DARK)}}}"
+    classes = "".join(f".c{n}{{background:var(--c{n})}}" for n in range(NUM_COLOURS))
+    return "\n".join([variables(LIGHT), dark, _read("style.css") + classes])
+
+
+def _read(name: str) -> str:
+    return files("sparseloco.report").joinpath(name).read_text(encoding="utf-8")
