@@ -3,7 +3,7 @@
     python benchmarks/tune_demo.py [--jobs 2] [--out benchmarks/results/tune_demo.json]
 
 Every candidate is `examples/demo.toml` with some settings replaced; each method gets a grid of its own outer settings
-and the same inner learning rates. Finished candidates are kept in the output file, so the script can be stopped and
+at the same inner learning rates, then more learning rates around the best. Finished candidates are kept in the output file, so the script can be stopped and
 started again. Only validation text is looked at; the test split belongs to the demo.
 """
 
@@ -26,17 +26,21 @@ from sparseloco.metrics import write_atomically
 from sparseloco.trainer import train
 
 CONFIG = Path(__file__).parents[1] / "examples" / "demo.toml"
-INNER_LRS = [1e-3, 1.5e-3, 2.2e-3, 3e-3]
+COARSE_LRS = [1.5e-3, 3e-3]
+FINE_LRS = [1e-3, 2.2e-3]
 SPARSELOCO = [{"decay": decay} for decay in (0.8, 0.9)]
 DILOCO = [
     {"outer_lr": lr, "outer_momentum": momentum} for lr, momentum in [(0.7, 0.9), (0.7, 0.6), (1.0, 0.5), (1.6, 0.0)]
 ]
+# The published outer setting, and what won on the coarse grid.
+REFINED = [("sparseloco", {"decay": 0.9}), ("diloco", DILOCO[0]), ("diloco", DILOCO[1])]
 
 
 def candidates() -> list[dict[str, Any]]:
     """Preset, its settings and the inner learning rate of every run."""
     methods = [("sparseloco", setting) for setting in SPARSELOCO] + [("diloco", setting) for setting in DILOCO]
-    return [{"preset": preset, **setting, "lr": lr} for lr, (preset, setting) in product(INNER_LRS, methods)]
+    pairs = [*product(COARSE_LRS, methods), *product(FINE_LRS, REFINED)]
+    return [{"preset": preset, **setting, "lr": lr} for lr, (preset, setting) in pairs]
 
 
 def run(candidate: dict[str, Any]) -> dict[str, Any]:
