@@ -3,8 +3,9 @@
     python benchmarks/tune_demo.py [--jobs 2] [--out benchmarks/results/tune_demo.json]
 
 Every candidate is `examples/demo.toml` with some settings replaced; each method gets a grid of its own outer settings
-at the same inner learning rates, then more learning rates around the best. Finished candidates are kept in the output file, so the script can be stopped and
-started again. Only validation text is looked at; the test split belongs to the demo.
+at the same inner learning rates, then more learning rates around the best. Finished candidates are kept in the
+output file, so the script can be stopped and started again. Only validation text is looked at; the test split
+belongs to the demo.
 """
 
 from __future__ import annotations
