@@ -26,3 +26,7 @@ class DivergenceError(SparseLocoError, RuntimeError):
 
 class CheckpointError(SparseLocoError, RuntimeError):
     """Saved state is unreadable, incomplete or belongs to something else."""
+
+
+class Interrupted(SparseLocoError, RuntimeError):
+    """A run was asked to stop and has stopped, as far as possible after saving."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,16 +12,24 @@ from torch import Tensor, nn
 from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
 from sparseloco.bits import digest_tensors, hex_digest
 from sparseloco.channel import Channel, ChannelState
+from sparseloco.errors import CheckpointError
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
 from sparseloco.types import Merge, OuterOptimizer, Payload, Source, TensorSpec
 
 
-class InFlight(NamedTuple):
-    """What a replica remembers of a message until it is settled. Private."""
+StateDict = dict[str, Any]
+"""Flat dictionary of tensors and plain values, by path."""
 
-    payload: Payload
+
+class InFlight(NamedTuple):
+    """What a replica remembers of a message until it is settled. Private; only the digest is shared.
+
+    The payload is None at a replica that joined after the others had posted.
+    """
+
+    payload: Payload | None
     digest: str
     snapshot: list[Tensor] | None
 
@@ -80,8 +88,7 @@ class Lane:
         digest = hex_digest(*self.digest_lanes())
         payload = self.channel.outgoing(self._sources(step), self.state, key=key)
         self.local.posted_(self.tensors)
-        snapshot = [t.clone() for t in self.live()] if self.merge.needs_snapshot else None
-        sent = InFlight(payload, digest, snapshot)
+        sent = InFlight(payload, digest, self._snapshot())
         self.in_flight[self.round] = sent
         self.round += 1
         return sent
@@ -94,7 +101,77 @@ class Lane:
         """Count the live values as those at the time of the post, for messages still in flight."""
         for round_, sent in self.in_flight.items():
             if sent.snapshot is not None:
-                self.in_flight[round_] = sent._replace(snapshot=[t.clone() for t in self.live()])
+                self.in_flight[round_] = sent._replace(snapshot=self._snapshot())
+
+    def payload_of(self, tensors: dict[str, Tensor]) -> Payload:
+        """A payload of this fragment from its parts alone, since their table is static."""
+        return Payload(self.channel.part_specs(self.state), tensors, self.channel.compressor.linear)
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def shared_state(self, fragment: int) -> StateDict:
+        """What all peers agree on, and which messages they wait for."""
+        state: StateDict = {f"round/{fragment}": self.round}
+        state |= {f"awaited/{fragment}/{round_}": sent.digest for round_, sent in self.in_flight.items()}
+        for path, j in self.block_paths():
+            state[f"anchor/{path}"] = self.state.anchor[j].clone()
+            state |= {f"outer/{path}/{k}": _copied(v) for k, v in self.state.outer[j].items()}
+            state |= {f"codec/{path}/{k}": v.clone() for k, v in self.state.codec[j].items()}
+        return state
+
+    def load_shared_state(self, fragment: int, state: StateDict) -> None:
+        """Live tensors become the anchor, the residual becomes zero, and messages of the others are awaited."""
+        self.round = state[f"round/{fragment}"]
+        for path, j in self.block_paths():
+            self.state.anchor[j].copy_(fitting(f"anchor/{path}", state, self.state.anchor[j]))
+            self.state.outer[j] = _subtree(state, f"outer/{path}/")
+            self.state.codec[j] = _subtree(state, f"codec/{path}/")
+        for residual in self.state.residual:
+            residual.zero_()
+        for tensor, anchor in zip(self.live(), self.anchors(), strict=True):
+            tensor.copy_(anchor)
+        awaited = _subtree(state, f"awaited/{fragment}/")
+        self.in_flight = {int(round_): InFlight(None, digest, self._snapshot()) for round_, digest in awaited.items()}
+
+    def private_state(self, fragment: int) -> StateDict:
+        """Live tensors, residual, and what is remembered of messages in flight."""
+        state: StateDict = {f"live/{spec.name}": t.clone() for spec, t in self._named(self.live())}
+        if self.state.residual:
+            state |= {f"residual/{path}": self.state.residual[j].clone() for path, j in self.block_paths()}
+        for round_, sent in self.in_flight.items():
+            message = f"in_flight/{fragment}/{round_}"
+            state[f"{message}/digest"] = sent.digest
+            if sent.payload is not None:
+                state |= {f"{message}/payload/{name}": part.clone() for name, part in sent.payload.tensors.items()}
+            if sent.snapshot is not None:
+                state |= {f"{message}/snapshot/{spec.name}": t.clone() for spec, t in self._named(sent.snapshot)}
+        return state
+
+    def load_private_state(self, fragment: int, state: StateDict) -> None:
+        """Continue where :meth:`private_state` was taken."""
+        for spec, live in self._named(self.live()):
+            live.copy_(fitting(f"live/{spec.name}", state, live))
+        # Without error feedback only an undelivered payload leaves a residual.
+        if self.channel.feedback or any(f"residual/{path}" in state for path, _ in self.block_paths()):
+            self.state.residual = [
+                fitting(f"residual/{path}", state, self.state.anchor[j]).clone() for path, j in self.block_paths()
+            ]
+        messages = _subtree(state, f"in_flight/{fragment}/")
+        rounds = sorted({int(path.partition("/")[0]) for path in messages})
+        self.in_flight = {round_: self._message(_subtree(messages, f"{round_}/")) for round_ in rounds}
+
+    def _message(self, state: StateDict) -> InFlight:
+        payload = _subtree(state, "payload/")
+        snapshot = None
+        if self.merge.needs_snapshot:
+            snapshot = [fitting(f"snapshot/{spec.name}", state, live).clone() for spec, live in self._named(self.live())]
+        return InFlight(self.payload_of(payload) if payload else None, state["digest"], snapshot)
+
+    def _snapshot(self) -> list[Tensor] | None:
+        return [t.clone() for t in self.live()] if self.merge.needs_snapshot else None
+
+    def _named(self, tensors: Sequence[Tensor]) -> list[tuple[TensorSpec, Tensor]]:
+        return list(zip(self.state.specs, tensors, strict=True))
 
     def _sources(self, step: int) -> list[Source]:
         return [
@@ -116,12 +193,37 @@ def buffer_lane(buffers: dict[str, Tensor]) -> Lane:
     return Lane(list(buffers.values()), InnerSteps(), BUFFER_CHANNEL, Sgd(), Replace(), state)
 
 
-def persistent_float_buffers(model: nn.Module) -> dict[str, Tensor]:
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that belong into a state dict; derived tables such as rotary frequencies do not."""
     found: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         derived: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         for leaf, buffer in module.named_buffers(recurse=False):
-            if torch.is_floating_point(buffer) and leaf not in derived:
+            if leaf not in derived:
                 found[f"{path}.{leaf}" if path else leaf] = buffer
     return found
+
+
+def fitting(path: str, state: StateDict, like: Tensor) -> Tensor:
+    """Tensor at ``path`` of a state.
+
+    Raises:
+        CheckpointError: if it is missing, or if its shape or type would be changed silently.
+    """
+    tensor = state.get(path)
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(f"{path}=missing: must be in the state; load a complete one")
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        raise CheckpointError(
+            f"{path}={tensor.dtype} {tuple(tensor.shape)}: must be {like.dtype} {tuple(like.shape)}; "
+            "load it into the model it came from"
+        )
+    return tensor
+
+
+def _subtree(state: StateDict, prefix: str) -> StateDict:
+    return {path[len(prefix) :]: _copied(v) for path, v in state.items() if path.startswith(prefix)}
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -10,20 +10,17 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.bits import digest_tensors, hex_digest
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
 from sparseloco.keys import derive_key
-from sparseloco.lane import Lane, buffer_lane, parameter_lane, persistent_float_buffers
+from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.reduce import check_weight
-from sparseloco.types import Envelope, Key, TensorSpec
-
-StateDict = dict[str, Any]
-"""Flat dictionary of tensors and plain numbers, by path."""
+from sparseloco.types import Envelope, Key, Payload, TensorSpec
 
 
 class Replica:
@@ -32,8 +29,8 @@ class Replica:
     Tied parameters count once, frozen ones never. Floating-point buffers stay private (one warning) unless
     the algorithm has ``sync_buffers``.
 
-    State: shared are anchor, outer state and compressor state; private are residual, inner optimizer and
-    messages in flight. Counters are in both.
+    State: shared are anchor, outer state and compressor state; private are residual, inner optimizer, messages in
+    flight, random state and unsynced buffers. Counters are in both.
 
     Args:
         model: Its trainable parameters and buffers are read and written in place.
@@ -116,7 +113,7 @@ class Replica:
         sent = lane.in_flight[key.round]
         self._check(inbox, key, sent.digest)
         lane.channel.check_finite(inbox, lane.state)
-        if not any(self.peer in envelope.peers for envelope in inbox):
+        if sent.payload is not None and not any(self.peer in envelope.peers for envelope in inbox):
             lane.channel.credit_(sent.payload, lane.state)
         norm = lane.channel.settle_(
             inbox,
@@ -190,18 +187,16 @@ class Replica:
     # -- state -----------------------------------------------------------------------------------------------
 
     def shared_state(self) -> StateDict:
-        """What all peers agree on; a peer that joins needs this and nothing else."""
+        """What all peers agree on; a peer that joins needs this, the messages in flight, and nothing else."""
         state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
         for fragment, lane in enumerate(self._lanes):
-            state[f"round/{fragment}"] = lane.round
-            for path, j in lane.block_paths():
-                state[f"anchor/{path}"] = lane.state.anchor[j].clone()
-                state.update({f"outer/{path}/{k}": _copied(v) for k, v in lane.state.outer[j].items()})
-                state.update({f"codec/{path}/{k}": v.clone() for k, v in lane.state.codec[j].items()})
+            state |= lane.shared_state(fragment)
         return state
 
     def load_shared_state(self, state: StateDict) -> None:
         """Take over shared state: live parameters become the anchor, private state starts empty.
+
+        Messages that the peers had in flight are due here as well, so the transport must have them for this replica.
 
         Raises:
             CheckpointError: if it belongs to another algorithm or model.
@@ -214,31 +209,31 @@ class Replica:
         )
         self.step = state["step"]
         for fragment, lane in enumerate(self._lanes):
-            lane.round = state[f"round/{fragment}"]
-            lane.in_flight.clear()
-            for path, j in lane.block_paths():
-                lane.state.anchor[j].copy_(_fitting(f"anchor/{path}", state, lane.state.anchor[j]))
-                lane.state.outer[j] = _subtree(state, f"outer/{path}/")
-                lane.state.codec[j] = _subtree(state, f"codec/{path}/")
-            for residual in lane.state.residual:
-                residual.zero_()
-            for tensor, anchor in zip(lane.live(), lane.anchors(), strict=True):
-                tensor.copy_(anchor)
+            lane.load_shared_state(fragment, state)
+        self.optimizer = self.algorithm.local.build(self.params)
 
     def private_state(self) -> StateDict:
-        """What only this replica has: live parameters, residual, inner optimizer, messages in flight."""
-        state: StateDict = {"fingerprint": self.fingerprint, "peer": self.peer, "step": self.step}
-        state["optimizer"] = copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None
+        """What only this replica has, on torch's CPU generator as well; take it while the model is this replica's.
+
+        Live parameters, residual, inner optimizer, messages in flight, random state, buffers that are not synced.
+        """
+        state: StateDict = {
+            "fingerprint": self.fingerprint,
+            "peer": self.peer,
+            "step": self.step,
+            "weight": self.weight,
+            "rng": torch.get_rng_state(),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
+        }
+        state |= {f"buffer/{name}": buffer.data.clone() for name, buffer in self._private_buffers.items()}
         for fragment, lane in enumerate(self._lanes):
-            for spec, live in zip(lane.state.specs, lane.live(), strict=True):
-                state[f"live/{spec.name}"] = live.clone()
-            if lane.state.residual:
-                state.update({f"residual/{p}": lane.state.residual[j].clone() for p, j in lane.block_paths()})
-            state[f"in_flight/{fragment}"] = dict(lane.in_flight)
+            state |= lane.private_state(fragment)
         return state
 
     def load_private_state(self, state: StateDict) -> None:
         """Continue where :meth:`private_state` was taken; load the shared state first.
+
+        Sets torch's CPU generator.
 
         Raises:
             CheckpointError: if it belongs to another algorithm, model or step, or a shape or type changed.
@@ -250,25 +245,27 @@ class Replica:
             "resume with the algorithm and model it came from",
         )
         _expect("step", state["step"], self.step, "load private and shared state of the same moment")
-        if self.optimizer:
-            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         for fragment, lane in enumerate(self._lanes):
-            for spec, live in zip(lane.state.specs, lane.live(), strict=True):
-                live.copy_(_fitting(f"live/{spec.name}", state, live))
-            # Without error feedback only an undelivered payload leaves a residual.
-            stored = lane.channel.feedback or any(f"residual/{path}" in state for path, _ in lane.block_paths())
-            lane.state.residual = (
-                [_fitting(f"residual/{path}", state, lane.state.anchor[j]).clone() for path, j in lane.block_paths()]
-                if stored
-                else lane.state.residual
-            )
-            lane.in_flight = dict(state[f"in_flight/{fragment}"])
+            lane.load_private_state(fragment, state)
+        for name, buffer in self._private_buffers.items():
+            buffer.data.copy_(fitting(f"buffer/{name}", state, buffer))
+        self.weight = state["weight"]
+        if self.optimizer:
+            _load_optimizer(self.optimizer, state["optimizer"])
+        torch.set_rng_state(state["rng"])
+
+    def payload_of(self, key: Key, tensors: dict[str, Tensor]) -> Payload:
+        """A payload of that fragment from its parts, for messages that were kept on a disk."""
+        return self._lanes[key.fragment].payload_of(tensors)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _add_buffers(self, model: nn.Module) -> None:
         """Synced buffers are one more lane; private ones are named once."""
-        found = persistent_float_buffers(model)
+        buffers = persistent_buffers(model)
+        found = {name: buffer for name, buffer in buffers.items() if torch.is_floating_point(buffer)}
+        synced = found if self.algorithm.sync_buffers else {}
+        self._private_buffers = {name: buffer for name, buffer in buffers.items() if name not in synced}
         if found and self.algorithm.sync_buffers:
             self._lanes.append(buffer_lane(found))
         elif found:
@@ -280,6 +277,7 @@ class Replica:
     def _post(self, fragment: int, lane: Lane) -> Envelope:
         key = Key(lane.round, fragment)
         sent = lane.post(self.step, derive_key(self.seed, self.peer, key.round, key.fragment))
+        assert sent.payload is not None
         return Envelope(
             key=key,
             peer=self.peer,
@@ -309,22 +307,9 @@ def _expect(name: str, found: object, wanted: object, remedy: str) -> None:
         raise CheckpointError(f"{name}={found!r}: must be {wanted!r}; {remedy}")
 
 
-def _fitting(path: str, state: StateDict, like: Tensor) -> Tensor:
-    """Tensor at ``path``, refused if missing or if its shape or type would be changed silently."""
-    tensor = state.get(path)
-    if not isinstance(tensor, Tensor):
-        raise CheckpointError(f"{path}=missing: must be in the state; load a complete one")
-    if tensor.shape != like.shape or tensor.dtype != like.dtype:
-        raise CheckpointError(
-            f"{path}={tensor.dtype} {tuple(tensor.shape)}: must be {like.dtype} {tuple(like.shape)}; "
-            "load it into the model it came from"
-        )
-    return tensor
-
-
-def _subtree(state: StateDict, prefix: str) -> dict[str, Any]:
-    return {path[len(prefix) :]: _copied(v) for path, v in state.items() if path.startswith(prefix)}
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
+    """Load a state dict with the types it has: torch alone would cast it to those of the parameters."""
+    optimizer.load_state_dict(copy.deepcopy(state))  # torch would share its tensors
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for number, saved in state["state"].items():
+        optimizer.state[params[number]] = copy.deepcopy(saved)

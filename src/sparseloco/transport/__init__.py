@@ -1,7 +1,7 @@
 """Transports: the only place where envelopes leave the process."""
 
-from sparseloco.transport.base import Traffic, Transport, advance, drain, post_due, settle
+from sparseloco.transport.base import Traffic, Transport, advance, collect_early, drain, post_due, settle
 from sparseloco.transport.loopback import Loopback
 from sparseloco.transport.process_group import ProcessGroup
 
-__all__ = ["Loopback", "ProcessGroup", "Traffic", "Transport", "advance", "drain", "post_due", "settle"]
+__all__ = ["Loopback", "ProcessGroup", "Traffic", "Transport", "advance", "collect_early", "drain", "post_due", "settle"]

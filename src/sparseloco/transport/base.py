@@ -73,8 +73,16 @@ class Transport(Protocol):
         """Messages of that round and fragment, sorted by peer; waits for them."""
         ...
 
+    def put_back(self, key: Key, inbox: list[Envelope]) -> None:
+        """Keep messages that were collected early, for one later ``collect`` of the same key."""
+        ...
+
     def traffic(self, peer: int) -> Traffic:
         """Bytes of ``peer`` so far."""
+        ...
+
+    def set_traffic(self, peer: int, traffic: Traffic) -> None:
+        """Go on counting from the bytes of a run that is resumed."""
         ...
 
 
@@ -102,6 +110,14 @@ def post_due(replica: Replica, transport: Transport) -> None:
 
 
 def drain(replica: Replica, transport: Transport) -> None:
-    """Settle early all messages that are in flight, for the end of a run or before a checkpoint."""
+    """Settle early all messages that are in flight, for the end of a run."""
     for key in replica.in_flight():
         replica.apply(key, transport.collect(key))
+
+
+def collect_early(replica: Replica, transport: Transport) -> dict[Key, list[Envelope]]:
+    """Wait for all messages that are in flight and leave them where they are due later, for a checkpoint."""
+    inboxes = {key: transport.collect(key) for key in replica.in_flight()}
+    for key, inbox in inboxes.items():
+        transport.put_back(key, inbox)
+    return inboxes

@@ -31,8 +31,7 @@ class Loopback:
         self._tables: dict[Key, tuple[PartSpec, ...]] = {}
         self._inboxes: dict[Key, list[Envelope]] = {}
         self._readers: dict[Key, int] = {}
-        self._sent: dict[int, int] = {}
-        self._total = 0
+        self._traffic = {peer: Traffic(0, 0) for peer in range(num_peers)}
 
     def connect(self, replica: Replica) -> None:
         """Register a replica and compare its start with that of the first."""
@@ -45,25 +44,25 @@ class Loopback:
         if self._replicas:
             compare_starts(Start.of(next(iter(self._replicas.values()))), Start.of(replica))
         self._replicas[replica.peer] = replica
-        self._sent[replica.peer] = 0
 
     def post(self, envelope: Envelope) -> None:
         """Encode and keep the frame."""
         frame = wire.encode(envelope)
         self._frames.setdefault(envelope.key, {})[envelope.peer] = frame
         self._tables[envelope.key] = envelope.payload.specs
-        self._sent[envelope.peer] = self._sent.get(envelope.peer, 0) + len(frame)
-        self._total += len(frame)
+        for peer, (sent, received) in self._traffic.items():
+            mine = peer == envelope.peer
+            self._traffic[peer] = Traffic(sent + len(frame) * mine, received + len(frame) * (not mine))
 
     def collect(self, key: Key) -> list[Envelope]:
         """Decode all frames of ``key`` at the first call; forget them after the last peer has collected."""
-        frames = self._frames.get(key, {})
-        if len(frames) < self.num_peers:
-            raise QuorumError(
-                f"round {key.round}, fragment {key.fragment}: only {len(frames)} of {self.num_peers} peers have "
-                "posted; advance every replica before the first one settles"
-            )
         if key not in self._inboxes:
+            frames = self._frames.get(key, {})
+            if len(frames) < self.num_peers:
+                raise QuorumError(
+                    f"round {key.round}, fragment {key.fragment}: only {len(frames)} of {self.num_peers} peers have "
+                    "posted; advance every replica before the first one settles"
+                )
             fingerprint = next(iter(self._replicas.values())).fingerprint
             self._inboxes[key] = [wire.decode(frames[p], self._tables[key], fingerprint) for p in sorted(frames)]
             self._readers[key] = self.num_peers
@@ -71,10 +70,18 @@ class Loopback:
         self._readers[key] -= 1
         if not self._readers[key]:
             for table in (self._frames, self._tables, self._inboxes, self._readers):
-                table.pop(key)
+                table.pop(key, None)
         return inbox
+
+    def put_back(self, key: Key, inbox: list[Envelope]) -> None:
+        """One more reader for that inbox."""
+        self._inboxes[key] = inbox
+        self._readers[key] = self._readers.get(key, 0) + 1
 
     def traffic(self, peer: int) -> Traffic:
         """Frame bytes of ``peer``."""
-        sent = self._sent.get(peer, 0)
-        return Traffic(sent, self._total - sent)
+        return self._traffic[peer]
+
+    def set_traffic(self, peer: int, traffic: Traffic) -> None:
+        """Go on from here."""
+        self._traffic[peer] = traffic
