@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
@@ -17,7 +16,6 @@ from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
 from sparseloco.types import Merge, OuterOptimizer, Payload, Source, TensorSpec
-
 
 StateDict = dict[str, Any]
 """Flat dictionary of tensors and plain values, by path."""
@@ -164,7 +162,9 @@ class Lane:
         payload = _subtree(state, "payload/")
         snapshot = None
         if self.merge.needs_snapshot:
-            snapshot = [fitting(f"snapshot/{spec.name}", state, live).clone() for spec, live in self._named(self.live())]
+            snapshot = [
+                fitting(f"snapshot/{spec.name}", state, live).clone() for spec, live in self._named(self.live())
+            ]
         return InFlight(self.payload_of(payload) if payload else None, state["digest"], snapshot)
 
     def _snapshot(self) -> list[Tensor] | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from sparseloco.errors import CheckpointError
 
 
 class Status(NamedTuple):
@@ -32,20 +36,47 @@ class Status(NamedTuple):
 
 
 class MetricsLog:
-    """Appends records to ``metrics.jsonl``; each line is whole or absent."""
+    """Appends records to ``metrics.jsonl``; each line is whole or absent.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+    Args:
+        path: The file, which is replaced.
+        start: What it holds at first: the records of a run that is resumed.
+
+    Raises:
+        CheckpointError: if it cannot be written.
+    """
+
+    def __init__(self, path: Path, start: bytes = b"") -> None:
+        self._path = path
+        with named_errors(path):
+            write_atomically(path, start)
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one record and hand it to the operating system; numbers that are not finite become null."""
         known = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in fields.items()}
-        self._file.write(json.dumps({"kind": kind, **known}, allow_nan=False) + "\n")
-        self._file.flush()
+        with named_errors(self._path):
+            self._file.write(json.dumps({"kind": kind, **known}, allow_nan=False) + "\n")
+            self._file.flush()
+
+    def content(self) -> bytes:
+        """Everything written so far."""
+        return self._path.read_bytes()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Errors of the disk inside this block become one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: must be writable ({error.strerror or error}); free space there, then continue with --resume"
+        ) from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -208,6 +208,22 @@ class TransportConfig(Section, frozen=True, kw_only=True):
         _one_of("transport", "kind", self.kind, ("loopback", "process_group"))
 
 
+class CheckpointConfig(Section, frozen=True, kw_only=True):
+    """``[checkpoint]``: what is saved while a run lasts; its end and an interruption always are.
+
+    Attributes:
+        every: Steps between two checkpoints; 0 for none but those.
+        keep: Complete checkpoints that stay on the disk.
+    """
+
+    every: int = 0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _at_least("checkpoint", "every", self.every, 0)
+        _at_least("checkpoint", "keep", self.keep, 1)
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides a run, with all defaults spelled out.
 
@@ -221,6 +237,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     transport: TransportConfig = TransportConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self) -> None:
         if self.optimizer.warmup_steps >= self.train.steps:
@@ -233,7 +250,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The sections of a run as plain values, every default spelled out."""
     table = {"algorithm": {"preset": config.algorithm.preset, **config.algorithm.settings}}
-    for section in ("model", "data", "train", "optimizer", "transport"):
+    for section in ("model", "data", "train", "optimizer", "transport", "checkpoint"):
         table[section] = msgspec.to_builtins(getattr(config, section))
     return table
 

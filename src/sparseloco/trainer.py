@@ -5,51 +5,36 @@ The loop advances each replica of this process, then settles each; it knows no m
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
+from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset, Sampler, check_vocabulary, check_windows
-from sparseloco.errors import DivergenceError
+from sparseloco.errors import DivergenceError, Interrupted
 from sparseloco.evaluation import Evaluation, World, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
-from sparseloco.metrics import MetricsLog, Status, write_atomically
+from sparseloco.metrics import MetricsLog, Status, named_errors, write_atomically
 from sparseloco.model import build_model, next_token_loss, vocabulary_of
 from sparseloco.replica import Replica
+from sparseloco.resume import Books, Keeper
 from sparseloco.schedule import value_at
 from sparseloco.settings import RunConfig, TrainConfig
 from sparseloco.simulate import Cohort
 from sparseloco.transport import Traffic, drain, post_due, settle
 
 ProgressCallback = Callable[[Status], None]
+StopCallback = Callable[[], bool]
 
-
-@dataclass
-class _Clock:
-    """Seconds since the start, and those spent on encoding, exchanging and applying."""
-
-    start: float = field(default_factory=time.perf_counter)
-    in_sync: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return time.perf_counter() - self.start
-
-    @contextlib.contextmanager
-    def sync(self) -> Iterator[None]:
-        before = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.in_sync += time.perf_counter() - before
+CHECKPOINTS = "checkpoints"
+"""Folder inside a run folder."""
+_BORDER_STEPS = 10
+"""Least number of steps between two moments at which a run may be stopped: asking is a small message to all."""
 
 
 def train(
@@ -61,32 +46,44 @@ def train(
     label: str,
     progress: ProgressCallback | None = None,
     world: World | None = None,
+    resume: Checkpoint | None = None,
+    stop: StopCallback | None = None,
 ) -> dict[str, Any]:
-    """Train, evaluate the anchor, and write ``metrics.jsonl`` and ``summary.json``.
+    """Train, evaluate the anchor, and write ``metrics.jsonl``, checkpoints and ``summary.json``.
 
     Args:
         config: Resolved settings of the run.
         algorithm: What every replica runs.
         dataset: Tokens; its vocabulary is that of the model.
-        out: Folder for the files, which must exist; None writes nothing.
+        out: Folder for the files, which must exist and be the same for all processes; None writes nothing.
         label: Name of the run in reports.
         progress: Called after every inner step.
         world: Replicas of this process; None simulates all of them here.
+        resume: Where to continue; ``out`` must be given as well.
+        stop: Asked at round borders; once it says so at any process, all save and stop.
 
     Returns:
         The summary.
 
     Raises:
+        CheckpointError: if ``resume`` belongs to another run, or the disk is full.
         ConfigError: if the text is too short or the model has another vocabulary.
         DivergenceError: if a loss is not finite.
+        Interrupted: if ``stop`` said so.
     """
     check_windows(dataset, config.train.sequence_length)
     if world is None:
         model = build_run_model(config, dataset.vocab_size)
         world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
     check_vocabulary(vocabulary_of(world.model), dataset)
-    log = MetricsLog(out / "metrics.jsonl") if out is not None and world.is_main else None
-    run = _Run(config, dataset, world, log, progress)
+    books = Books([[] for _ in world.replicas])
+    keeper = log = None
+    if out is not None:
+        folder = CheckpointFolder(out / CHECKPOINTS, config.checkpoint.keep)
+        keeper = Keeper(folder, config, algorithm, dataset, world)
+        metrics = keeper.load(resume, books) if resume is not None else b""
+        log = MetricsLog(out / "metrics.jsonl", metrics) if world.is_main else None
+    run = _Run(config, dataset, world, books, keeper, log, progress, stop)
     try:
         run.loop()
         summary = run.summary(label, algorithm)
@@ -94,7 +91,8 @@ def train(
         if log is not None:
             log.close()
     if log is not None and out is not None:
-        write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        with named_errors(out / "summary.json"):
+            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -131,21 +129,22 @@ class _Run:
         config: RunConfig,
         dataset: Dataset,
         world: World,
+        books: Books,
+        keeper: Keeper | None,
         log: MetricsLog | None,
         progress: ProgressCallback | None,
+        stop: StopCallback | None,
     ) -> None:
         self.settings = config.train
         self.corpus = (dataset.corpus_name, dataset.corpus_sha256)
         self.dataset = dataset
         self.world = world
+        self.books = books
+        self.keeper = keeper
         self.log = log
         self.progress = progress
+        self.stop = stop
         self.sampler = Sampler(dataset.split("train"), self.settings.sequence_length, self.settings.seed)
-        self.clock = _Clock()
-        self.losses: list[float] = []  # since the last line of the log
-        self.last_loss = math.nan
-        self.update_norm = 0.0
-        self.validation: Evaluation | None = None
 
     @property
     def first(self) -> Replica:
@@ -155,24 +154,42 @@ class _Run:
     def traffic(self) -> Traffic:
         return self.world.transport.traffic(self.first.peer)
 
-    def tokens(self, step: int) -> int:
-        """Tokens that all replicas have seen after ``step``."""
-        return step * self.settings.workers * self.settings.batch_size * self.settings.sequence_length
-
     def loop(self) -> None:
-        self._evaluate(0)
-        steps = self.settings.steps
-        for step in range(1, steps + 1):
-            self.last_loss = self._advance(step)
-            self.losses.append(self.last_loss)
+        books, steps = self.books, self.settings.steps
+        if not books.step:
+            self._evaluate()
+        while books.step < steps:
+            books.next_step(self.settings)
+            step = books.step
+            train_loss = self._advance(step)
             if step % self.settings.log_every == 0 or step == steps:
                 self._log_step(step)
             self._settle()
             if step % self.settings.evaluate_every == 0 and step != steps:
-                self._evaluate(step)
-            self._report(step)
+                self._evaluate()
+            self._report(step, train_loss)
+            if step != steps:
+                self._pause(step)
         self._drain()
-        self._evaluate(steps)
+        if self.keeper is not None:
+            self.keeper.save(books, self.log)
+        self._evaluate()
+
+    def _pause(self, step: int) -> None:
+        """Save if it is time to, and stop if that was asked for."""
+        stopping = self._must_stop(step)
+        saved = False
+        if self.keeper is not None and (stopping or self.keeper.is_due(step)):
+            saved = self.keeper.save(self.books, self.log)
+        if stopping:
+            self.world.mean(0.0)  # a process that ends may take those with it that still write
+            raise Interrupted(f"stopped at step {step} " + ("after saving" if saved else "without a checkpoint"))
+
+    def _must_stop(self, step: int) -> bool:
+        """Whether any process was asked to stop; only round borders ask, since the answer must be the same for all."""
+        every = self.first.algorithm.schedule.every
+        border = every * math.ceil(_BORDER_STEPS / every)
+        return self.stop is not None and step % border == 0 and self.world.mean(float(self.stop())) > 0
 
     def _advance(self, step: int) -> float:
         """Inner step and post of every replica here; returns the mean loss."""
@@ -180,7 +197,7 @@ class _Run:
         total = 0.0
         for index, replica in enumerate(self.world.replicas):
             slots = range(replica.peer * batch_size, (replica.peer + 1) * batch_size)
-            batch = self.sampler.batch(slots, step - 1, num_slots)
+            batch = self.sampler.batch(slots, self.books.data_step - 1, num_slots)
             with self.world.turn(index):
                 loss = accumulate_gradients(self.world.model, batch, self.settings)
                 if not math.isfinite(loss):
@@ -189,38 +206,39 @@ class _Run:
                         "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm"
                     )
                 replica.local_step()
-                with self.clock.sync():
+                with self.books.clock.sync():
                     post_due(replica, self.world.transport)
+            self.books.losses[index].append(loss)
             total += loss
         return total / len(self.world.replicas)
 
     def _settle(self) -> None:
         for index, replica in enumerate(self.world.replicas):
             if replica.due():
-                with self.world.turn(index), self.clock.sync():
+                with self.world.turn(index), self.books.clock.sync():
                     norm = settle(replica, self.world.transport)
-                self.update_norm = norm if index == 0 else self.update_norm
+                self.books.update_norm = norm if index == 0 else self.books.update_norm
 
     def _drain(self) -> None:
         """Collect early what is still in flight, so that the last anchor holds every message."""
         for index, replica in enumerate(self.world.replicas):
-            with self.world.turn(index), self.clock.sync():
+            with self.world.turn(index), self.books.clock.sync():
                 drain(replica, self.world.transport)
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self) -> None:
         if not self.world.is_main:
             return
-        self.validation = evaluate_anchor(self.world, self.dataset, "validation", self.settings)
-        self._log_evaluation("validation", step, self.validation)
+        self.books.validation = evaluate_anchor(self.world, self.dataset, "validation", self.settings)
+        self._log_evaluation("validation", self.books.validation)
 
-    def _log_evaluation(self, split: str, step: int, result: Evaluation) -> None:
+    def _log_evaluation(self, split: str, result: Evaluation) -> None:
         if self.log is not None:
             self.log.write(
                 "evaluation",
                 split=split,
-                step=step,
+                step=self.books.step,
                 round=self.first.rounds,
-                tokens=self.tokens(step),
+                tokens=self.books.tokens,
                 bytes_sent=self.traffic.sent,
                 loss=result.loss,
                 bits_per_byte=result.bits_per_byte,
@@ -228,8 +246,9 @@ class _Run:
             )
 
     def _log_step(self, step: int) -> None:
-        train_loss = self.world.mean(sum(self.losses) / len(self.losses))
-        self.losses = []
+        means = [sum(losses) / len(losses) for losses in self.books.losses]
+        train_loss = self.world.mean(sum(means) / len(means))
+        self.books.losses = [[] for _ in means]
         if self.log is None:
             return
         with self.world.turn(0) as replica:
@@ -238,30 +257,30 @@ class _Run:
             "step",
             step=step,
             round=self.first.rounds,
-            tokens=self.tokens(step),
+            tokens=self.books.tokens,
             train_loss=train_loss,
             lr=_learning_rate(self.first, step),
             bytes_sent=self.traffic.sent,
             bytes_received=self.traffic.received,
-            seconds=self.clock.total,
-            seconds_in_sync=self.clock.in_sync,
-            tokens_per_s=self.tokens(step) / self.clock.total,
+            seconds=self.books.clock.total,
+            seconds_in_sync=self.books.clock.in_sync,
+            tokens_per_s=self.books.tokens / self.books.clock.total,
             delta_norm=delta_norm,
             residual_norm=self.first.residual_norm(),
-            update_norm=self.update_norm,
+            update_norm=self.books.update_norm,
         )
 
-    def _report(self, step: int) -> None:
+    def _report(self, step: int, train_loss: float) -> None:
         if self.progress is None or not self.world.is_main:
             return
-        elapsed, steps = self.clock.total, self.settings.steps
+        elapsed, steps, validation = self.books.clock.total, self.settings.steps, self.books.validation
         self.progress(
             Status(
                 step=step,
                 steps=steps,
-                train_loss=self.last_loss,
-                validation_loss=self.validation.loss if self.validation else None,
-                tokens_per_s=self.tokens(step) / elapsed,
+                train_loss=train_loss,
+                validation_loss=validation.loss if validation else None,
+                tokens_per_s=self.books.tokens / elapsed,
                 bytes_sent=self.traffic.sent,
                 seconds_left=elapsed / step * (steps - step),
             )
@@ -269,21 +288,21 @@ class _Run:
 
     def summary(self, label: str, algorithm: Algorithm) -> dict[str, Any]:
         """Figures of the finished run; the test split is read here for the first time."""
-        seconds, in_sync = self.clock.total, self.clock.in_sync
+        seconds, in_sync = self.books.clock.total, self.books.clock.in_sync
         if not self.world.is_main:
             return {}
-        assert self.validation is not None
+        assert self.books.validation is not None
         held_out = evaluate_anchor(self.world, self.dataset, "test", self.settings)
-        self._log_evaluation("test", self.settings.steps, held_out)
+        self._log_evaluation("test", held_out)
         traffic, dense = self.traffic, self.first.dense_bytes()
         recipe = algorithm.recipe
         return {
             "label": label,
             "preset": recipe.preset if recipe else "custom",
             "held_out_loss": held_out.loss,
-            "validation_loss": self.validation.loss,
+            "validation_loss": self.books.validation.loss,
             "bits_per_byte": held_out.bits_per_byte,
-            "tokens": self.tokens(self.settings.steps),
+            "tokens": self.books.tokens,
             "rounds": self.first.rounds,
             "steps": self.settings.steps,
             "workers": self.settings.workers,

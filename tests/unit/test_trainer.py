@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sparseloco import ConfigError, DivergenceError, WarmupCosine, adamw, presets, wire
+from sparseloco.algorithm import Recipe
 from sparseloco.data import Dataset, Sampler, load_corpus, prepare
 from sparseloco.evaluation import evaluate_anchor
 from sparseloco.launch import train_processes
@@ -69,7 +70,7 @@ def run_config(data_config: DataConfig, train_config: TrainConfig, preset: str =
     model = ModelConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
     optimizer = OptimizerConfig(warmup_steps=1)
     return RunConfig(
-        algorithm={"preset": preset}, model=model, data=data_config, train=train_config, optimizer=optimizer
+        algorithm=Recipe(preset, {}), model=model, data=data_config, train=train_config, optimizer=optimizer
     )
 
 

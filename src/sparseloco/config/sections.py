@@ -11,7 +11,14 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from sparseloco.errors import ConfigError
-from sparseloco.settings import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TransportConfig
+from sparseloco.settings import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    TransportConfig,
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -21,6 +28,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "train": TrainConfig,
     "optimizer": OptimizerConfig,
     "transport": TransportConfig,
+    "checkpoint": CheckpointConfig,
 }
 """Every section but ``[algorithm]``, whose keys depend on the preset."""
 

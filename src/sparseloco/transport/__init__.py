@@ -4,4 +4,14 @@ from sparseloco.transport.base import Traffic, Transport, advance, collect_early
 from sparseloco.transport.loopback import Loopback
 from sparseloco.transport.process_group import ProcessGroup
 
-__all__ = ["Loopback", "ProcessGroup", "Traffic", "Transport", "advance", "collect_early", "drain", "post_due", "settle"]
+__all__ = [
+    "Loopback",
+    "ProcessGroup",
+    "Traffic",
+    "Transport",
+    "advance",
+    "collect_early",
+    "drain",
+    "post_due",
+    "settle",
+]

@@ -1,0 +1,312 @@
+"""Checkpoints on a disk: tensors as safetensors, one JSON index written last, folders renamed into place.
+
+Each part of a checkpoint is one file, written by whoever owns it, without any collective. Knows folders, parts and
+hashes; must not know what a run, a model or an algorithm is. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from sparseloco.errors import CheckpointError
+
+FORMAT = 1
+INDEX = "index.json"
+_STEP = re.compile(r"step-(\d{8,})")
+_FAILED = "failed"
+_PATIENCE_S = 600.0
+"""How long the writer of the index waits for parts that other processes write."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Size and hash of one file of a checkpoint."""
+
+    size: int
+    sha256: str
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """``index.json``: without it a checkpoint does not exist.
+
+    Attributes:
+        format: Version of this layout.
+        step: Inner steps made.
+        facts: Plain values by name, to show and to compare before anything large is read.
+        files: Every other file of the folder.
+    """
+
+    format: int
+    step: int
+    facts: dict[str, Any]
+    files: dict[str, Stored]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint; its files are checked against the index whenever they are read."""
+
+    path: Path
+    index: Index
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """Read the index and check every file.
+
+        Raises:
+            CheckpointError: naming the first file that is missing, cut off or changed.
+        """
+        try:
+            index = msgspec.json.decode((path / INDEX).read_bytes(), type=Index)
+        except (OSError, msgspec.DecodeError) as error:
+            raise CheckpointError(
+                f"{path / INDEX}: must be a readable index ({_reason(error)}); remove {path}"
+            ) from error
+        if index.format != FORMAT:
+            raise CheckpointError(
+                f"{path / INDEX}: format={index.format}: must be {FORMAT}; use the version that wrote it"
+            )
+        checkpoint = cls(path, index)
+        for name in index.files:
+            checkpoint.read(name)
+        return checkpoint
+
+    @property
+    def step(self) -> int:
+        """Inner steps made."""
+        return self.index.step
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values that were saved with it."""
+        return self.index.facts
+
+    def read(self, name: str) -> bytes:
+        """Content of one file.
+
+        Raises:
+            CheckpointError: if it is not what was written.
+        """
+        path, stored = self.path / name, self.index.files[name]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path}: must be readable ({_reason(error)}); remove {self.path}") from error
+        if len(data) != stored.size:
+            raise CheckpointError(f"{path}: size={len(data)} bytes: must be {stored.size}; remove {self.path}")
+        if hashlib.sha256(data).hexdigest() != stored.sha256:
+            raise CheckpointError(f"{path}: content does not match its hash in {INDEX}; remove {self.path}")
+        return data
+
+    def part(self, name: str) -> Any:
+        """State that was given to :meth:`CheckpointFolder.write_part`."""
+        from safetensors.torch import load
+
+        data = self.read(f"{name}.safetensors")
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return _unpack(json.loads(header["__metadata__"]["state"]), load(data))
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """All checkpoints of one run.
+
+    A checkpoint grows in a hidden folder and gets its name when it is complete and on the disk. Of the complete ones
+    the newest ``keep`` stay; together with the one that grows, the disk never holds more than ``keep + 1``.
+
+    Args:
+        root: Folder for them; it is made when the first is written.
+        keep: How many complete ones stay.
+    """
+
+    root: Path
+    keep: int = 2
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest complete checkpoint, and what is wrong with each newer one that was passed over."""
+        refused: list[str] = []
+        for _, path in reversed(self._complete()):
+            try:
+                return Checkpoint.open(path), refused
+            except CheckpointError as error:
+                refused.append(str(error))
+        return None, refused
+
+    def clean(self) -> None:
+        """Remove what a killed process has left unfinished."""
+        for path in self.root.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def write_part(self, step: int, name: str, state: Any) -> None:
+        """Write one part of the checkpoint of ``step``; any process may write its own.
+
+        Args:
+            step: Inner steps made.
+            name: Of the file, without suffix.
+            state: Nested dictionaries and lists of tensors and plain values.
+
+        Raises:
+            CheckpointError: if it cannot be written; nothing of an earlier checkpoint is touched.
+        """
+        from safetensors.torch import save
+
+        tensors: dict[str, Tensor] = {}
+        tree = json.dumps(_pack(state, name, tensors))
+        with self._growing(step) as folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_durably(folder / f"{name}.safetensors", save(_separate(tensors), metadata={"state": tree}))
+
+    def finish(self, step: int, *, parts: Sequence[str], facts: dict[str, Any], files: dict[str, bytes]) -> Path:
+        """Wait for all parts, write the index, give the checkpoint its name, and remove old ones.
+
+        Args:
+            step: Inner steps made.
+            parts: Names of the parts, whoever writes them.
+            facts: Plain values for the index.
+            files: Further small files by name.
+
+        Raises:
+            CheckpointError: if a part does not come or something cannot be written; the checkpoint is then removed.
+        """
+        place = self.root / f"step-{step:08}"
+        with self._growing(step) as folder:
+            for name, data in files.items():
+                write_durably(folder / name, data)
+            names = [f"{name}.safetensors" for name in parts]
+            _wait_for([folder / name for name in names], folder / _FAILED)
+            stored = {name: _stored((folder / name).read_bytes()) for name in [*names, *files]}
+            index = Index(format=FORMAT, step=step, facts=facts, files=stored)
+            write_durably(folder / INDEX, msgspec.json.format(msgspec.json.encode(index)) + b"\n")
+            self._remove(place)
+            folder.rename(place)
+            _sync_folder(self.root)
+        kept = [path for number, path in self._complete() if number <= step][-self.keep :]
+        # Later ones are damaged or belong to a past that this run has left; earlier unfinished ones failed.
+        for _, path in self._complete():
+            if path not in kept:
+                self._remove(path)
+        for path in self.root.glob(".step-*.partial"):
+            if path.name < folder.name:
+                shutil.rmtree(path, ignore_errors=True)
+        return place
+
+    def _complete(self) -> list[tuple[int, Path]]:
+        """Steps and folders, oldest first."""
+        found = [(match, path) for path in self.root.glob("step-*") if (match := _STEP.fullmatch(path.name))]
+        return sorted((int(match[1]), path) for match, path in found)
+
+    def _remove(self, path: Path) -> None:
+        """Hide a folder before it is emptied, so that half of one is never taken for a checkpoint."""
+        if path.exists():
+            hidden = path.with_name(f".{path.name}.old")
+            shutil.rmtree(hidden, ignore_errors=True)
+            path.rename(hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _growing(self, step: int) -> Iterator[Path]:
+        """Folder of an unfinished checkpoint; an error inside is marked, for processes that wait, and named."""
+        folder = self.root / f".step-{step:08}.partial"
+        try:
+            yield folder
+        except (OSError, CheckpointError) as error:
+            with contextlib.suppress(OSError):
+                for path in folder.iterdir():
+                    path.unlink()
+                (folder / _FAILED).touch()
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"{self.root}: checkpoint of step {step} cannot be written ({_reason(error)}); free space there or "
+                "make it writable"
+            ) from error
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file so that it is whole under its name, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _wait_for(paths: Sequence[Path], failed: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    deadline = clock() + _PATIENCE_S
+    while missing := [path.stem for path in paths if not path.exists()]:
+        if failed.exists() or clock() > deadline:
+            why = "another process could not write" if failed.exists() else f"nothing came for {_PATIENCE_S:.0f} s"
+            raise CheckpointError(f"{paths[0].parent}: must hold {', '.join(missing)}, but {why}; look at its warnings")
+        time.sleep(0.02)
+
+
+def _stored(data: bytes) -> Stored:
+    return Stored(len(data), hashlib.sha256(data).hexdigest())
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """``value`` as JSON, with its tensors moved to ``tensors`` and named by their paths."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu()
+        return {"tensor": path}
+    if isinstance(value, dict):
+        # Pairs, since keys may be numbers.
+        return {"dict": [[key, _pack(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_pack(item, f"{path}/{number}", tensors) for number, item in enumerate(value)]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(f"{path}={type(value).__name__}: must be a tensor or a plain value to be saved; convert it")
+
+
+def _unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, value),) = tree.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "dict":
+        return {key: _unpack(item, tensors) for key, item in value}
+    items = [_unpack(item, tensors) for item in value]
+    return items if kind == "list" else tuple(items)
+
+
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, each contiguous in memory of its own, as safetensors wants them."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+        found[name] = (
+            tensor if whole and tensor.data_ptr() not in seen else tensor.clone(memory_format=torch.contiguous_format)
+        )
+        seen.add(tensor.data_ptr())
+    return found
