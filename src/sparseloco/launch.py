@@ -6,11 +6,16 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import signal
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +23,14 @@ import torch
 from torch import nn
 
 from sparseloco.algorithm import Algorithm
+from sparseloco.checkpoint import Checkpoint
 from sparseloco.data import Dataset, load_corpus, prepare
 from sparseloco.errors import ConfigError, SparseLocoError
 from sparseloco.metrics import Status
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig
 from sparseloco.simulate import replica_rng_state
-from sparseloco.trainer import ProgressCallback, build_run_model, train
+from sparseloco.trainer import ProgressCallback, StopCallback, build_run_model, train
 from sparseloco.transport import ProcessGroup
 from sparseloco.transport.process_group import joined_group
 
@@ -72,16 +78,20 @@ def train_processes(
     *,
     label: str,
     progress: ProgressCallback | None = None,
+    resume: Checkpoint | None = None,
+    stop: StopCallback | None = None,
 ) -> dict[str, Any]:
     """Like :func:`sparseloco.trainer.train`, with each replica a process of this machine.
 
-    No process outlives the call. The first error of any of them ends all and is raised here.
+    No process outlives the call, or this process if it is killed. The first error of any of them ends all and is
+    raised here.
     """
     context = multiprocessing.get_context("spawn")
     events: Queue[tuple[str, Any]] = context.Queue()
+    stopping = context.Event()
     with tempfile.TemporaryDirectory(prefix="sparseloco-") as folder:
         rendezvous = f"file://{folder}/rendezvous"
-        arguments = (config, algorithm, out, label, rendezvous, events)
+        arguments = (config, algorithm, out, label, rendezvous, events, resume, stopping)
         workers = [
             context.Process(target=_worker, args=(rank, *arguments), daemon=True)
             for rank in range(config.train.workers)
@@ -89,10 +99,10 @@ def train_processes(
         for worker in workers:
             worker.start()
         try:
-            return _follow(events, workers, progress)
+            return _follow(_drained(events, workers, stop, stopping), progress)
         finally:
             for worker in workers:
-                worker.terminate()
+                worker.kill()  # they take no notice of gentler signals, which come to the whole group
             for worker in workers:
                 worker.join()
 
@@ -105,6 +115,8 @@ def train_rank(
     *,
     label: str,
     progress: ProgressCallback | None = None,
+    resume: Checkpoint | None = None,
+    stop: StopCallback | None = None,
 ) -> dict[str, Any]:
     """One rank of a group that torchrun started; rank 0 writes and returns the summary.
 
@@ -119,7 +131,9 @@ def train_rank(
         )
     with joined_group("env://", int(os.environ["RANK"]), world_size):
         world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
-        return train(config, algorithm, dataset, out, label=label, progress=progress, world=world)
+        return train(
+            config, algorithm, dataset, out, label=label, progress=progress, world=world, resume=resume, stop=stop
+        )
 
 
 def is_torchrun() -> bool:
@@ -135,8 +149,15 @@ def _worker(
     label: str,
     rendezvous: str,
     events: Queue[tuple[str, Any]],
+    resume: Checkpoint | None,
+    stopping: Event,
 ) -> None:
     """Body of one process; everything it has to say goes through ``events``."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # the parent decides what they mean
+        signal.signal(each, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if rank == 0:
+        warnings.showwarning = lambda message, *_, **__: events.put(("warning", str(message)))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
     try:
         dataset = prepare(
@@ -151,7 +172,17 @@ def _worker(
             def progress(status: Status) -> None:
                 events.put(("status", tuple(status)))
 
-            summary = train(config, algorithm, dataset, out, label=label, progress=progress, world=world)
+            summary = train(
+                config,
+                algorithm,
+                dataset,
+                out,
+                label=label,
+                progress=progress,
+                world=world,
+                resume=resume,
+                stop=stopping.is_set,
+            )
         if rank == 0:
             events.put(("summary", summary))
     except SparseLocoError as error:
@@ -160,27 +191,37 @@ def _worker(
         events.put(("error", SparseLocoError(f"peer {rank}: {type(error).__name__}: {error}")))
 
 
-def _follow(
-    events: Queue[tuple[str, Any]],
-    workers: list[SpawnProcess],
-    progress: ProgressCallback | None,
-) -> dict[str, Any]:
+def _die_with_parent() -> None:
+    """End this process once its parent has, however that came, so that none trains on beside a resumed run."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _follow(events: Iterator[tuple[str, Any]], progress: ProgressCallback | None) -> dict[str, Any]:
     """Relay progress until the summary or the first error arrives."""
-    for kind, value in _drained(events, workers):
+    for kind, value in events:
         if kind == "summary":
             return value
         if kind == "error":
             raise value
-        if progress is not None:
+        if kind == "warning":
+            warnings.warn(value, stacklevel=3)
+        elif progress is not None:
             progress(Status(*value))
     raise SparseLocoError("workers=all ended: must leave a summary; look above for what they printed")
 
 
-def _drained(events: Queue[tuple[str, Any]], workers: list[SpawnProcess]) -> Iterator[tuple[str, Any]]:
+def _drained(
+    events: Queue[tuple[str, Any]], workers: list[SpawnProcess], stop: StopCallback | None, stopping: Event
+) -> Iterator[tuple[str, Any]]:
     """Events as they come; a process that died without a word is an event of its own."""
     while True:
+        if stop is not None and stop():
+            stopping.set()
         with contextlib.suppress(queue.Empty):
-            yield events.get(timeout=1.0)
+            yield events.get(timeout=0.5)
             continue
         dead = [rank for rank, worker in enumerate(workers) if worker.exitcode not in (None, 0)]
         if dead:

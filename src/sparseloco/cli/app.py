@@ -36,6 +36,7 @@ OutPath = Annotated[
         "--out", metavar="DIR", show_default=False, help="Folder to write to; a new one below runs/ if absent."
     ),
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in the folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
 
 
@@ -51,15 +52,20 @@ def train(
     workers: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Number of replicas.")] = None,
     processes: Annotated[bool, typer.Option("--processes", help="Run each replica as a process of its own.")] = False,
     out: OutPath = None,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model and write a run folder with metrics, summary and report.
+    """Train one model and write a run folder with metrics, checkpoints, summary and report.
 
-    Needs no further terminal or environment variable. Started by torchrun, each rank is one replica.
+    Needs no further terminal or environment variable. Started by torchrun, each rank is one replica. Ctrl-C stops
+    after saving; `sparseloco train --resume RUN` continues the run in that folder.
     """
     from sparseloco.cli import runs
     from sparseloco.cli.screen import Screen
     from sparseloco.config import Entry, load_config
+
+    if resume:
+        config, out = _resumed(config, out)
 
     shorthands = {"data.path": data, "train.workers": workers, "train.processes": processes or None}
     # JSON's strings, numbers and booleans are TOML's as well.
@@ -69,7 +75,7 @@ def train(
     folder = out or runs.free_folder(config.stem, settings.algorithm.preset)
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
     with Screen(quiet=as_json) as screen:
-        done = runs.train_one(entry, folder, screen, _command_line(words, folder))
+        done = runs.train_one(entry, folder, screen, _command_line(words, folder), resume=resume)
     if done is None:
         return
     if as_json:
@@ -85,6 +91,7 @@ def compare(
     overrides: Overrides = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     out: OutPath = None,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every [[compare]] entry of a file on the same text in the same order, and report on all."""
@@ -92,11 +99,13 @@ def compare(
     from sparseloco.cli.screen import Screen
     from sparseloco.config import load_entries
 
+    if resume:
+        config, out = _resumed(config, out)
     entries = load_entries(config, overrides, only)
     folder = out or runs.free_folder(config.stem)
     words = ["compare", str(config), *_options("--set", overrides), *_options("--only", only)]
     with Screen(quiet=as_json) as screen:
-        done = runs.train_all(entries, folder, screen, _command_line(words, folder))
+        done = runs.train_all(entries, folder, screen, _command_line(words, folder), resume=resume)
     if as_json:
         _print_json(done.summaries)
     else:
@@ -149,6 +158,19 @@ def report(
         _print_json({"report": str(done.report), "runs": done.summaries})
     else:
         Screen(quiet=True).show_runs(done.runs, done.report)
+
+
+def _resumed(config: Path, out: Path | None) -> tuple[Path, Path]:
+    """Settings and folder of a run that is continued; a run folder stands for both."""
+    from sparseloco.errors import ConfigError
+
+    if config.is_dir():
+        return config / "config.toml", out or config
+    if out is None:
+        raise ConfigError(
+            "--resume: must know the folder of the run; add --out DIR, or name the folder instead of CONFIG.toml"
+        )
+    return config, out
 
 
 def _print_json(value: Any) -> None:

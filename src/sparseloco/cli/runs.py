@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +15,19 @@ from typing import Any
 import msgspec
 
 from sparseloco.algorithm import Algorithm
+from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.cli.screen import Screen
-from sparseloco.cli.shell import say
+from sparseloco.cli.shell import say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
 from sparseloco.data import Dataset, check_windows, load_corpus, prepare
-from sparseloco.errors import ConfigError
+from sparseloco.errors import CheckpointError, ConfigError, Interrupted
 from sparseloco.launch import is_torchrun, train_processes, train_rank
-from sparseloco.metrics import write_atomically
+from sparseloco.metrics import named_errors, write_atomically
 from sparseloco.model import parameter_specs
 from sparseloco.report import Run, load_run, write_report
+from sparseloco.resume import check_identity, identity
 from sparseloco.settings import RunConfig
-from sparseloco.trainer import train
+from sparseloco.trainer import CHECKPOINTS, train
 from sparseloco.types import TensorSpec
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
@@ -47,31 +51,33 @@ class Listed(msgspec.Struct, frozen=True):
     tuned: tuple[str, ...] = ()
 
 
-def train_one(entry: Entry, folder: Path, screen: Screen, command: str) -> Done | None:
-    """Train one run into ``folder``; None at ranks that do not write."""
+def train_one(entry: Entry, folder: Path, screen: Screen, command: str, *, resume: bool = False) -> Done | None:
+    """Train one run into ``folder``, or continue what is there; None at ranks that do not write."""
     algorithm = checked_algorithm(entry.config)
     dataset = _dataset(entry.config, screen)
     if is_torchrun() and os.environ["RANK"] != "0":
-        train_rank(entry.config, algorithm, dataset, None, label=entry.label)
+        found = _newest(folder, entry, screen) if resume else None
+        with stop_signals() as stop:
+            train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
         return None
-    check_folder(folder)
-    summary = _train(entry, algorithm, dataset, folder, screen)
+    check_folder(folder, resume=resume)
+    summary = _train(entry, algorithm, dataset, folder, screen, resume=resume)
     return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
 
 
-def train_all(entries: Sequence[Entry], folder: Path, screen: Screen, command: str) -> Done:
-    """Train every entry into a folder of its own below ``folder``, then write the comparison."""
+def train_all(entries: Sequence[Entry], folder: Path, screen: Screen, command: str, *, resume: bool = False) -> Done:
+    """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison."""
     if is_torchrun():
         raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
     algorithms = [checked_algorithm(entry.config) for entry in entries]
     dataset = _dataset(entries[0].config, screen)
     for path in (folder, *(folder / entry.folder for entry in entries)):
-        check_folder(path)
+        check_folder(path, resume=resume)
     clear_folder(folder)
     listed: list[dict[str, Any]] = []
     for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
         screen.say(f"[{number}/{len(entries)}] {entry.label}")
-        summary = _train(entry, algorithm, dataset, folder / entry.folder, screen)
+        summary = _train(entry, algorithm, dataset, folder / entry.folder, screen, resume=resume)
         listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
         _write_report([load_run(folder / entry.folder)], folder / entry.folder, None)
     write_atomically(folder / COMPARISON, json.dumps(listed, indent=2) + "\n")
@@ -143,11 +149,11 @@ def free_folder(*words: str) -> Path:
     return path
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything but earlier runs, since those are replaced.
+def check_folder(folder: Path, *, resume: bool = False) -> None:
+    """Refuse a folder that holds anything but earlier runs, since those are replaced unless they are resumed.
 
     Raises:
-        ConfigError: if it is a file, or holds something else.
+        ConfigError: if it is a file, or holds something else or a run that could be continued.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {str(folder)!r}: must be a folder, but is a file; choose another")
@@ -155,16 +161,24 @@ def check_folder(folder: Path) -> None:
         inside = list(folder.iterdir()) if folder.exists() else []
     except OSError as error:
         raise ConfigError(f"--out {str(folder)!r}: must be readable ({error.strerror}); choose another") from error
-    known = {*RUN_FILES, *REPORT_FILES, COMPARISON}
+    known = {*RUN_FILES, *REPORT_FILES, COMPARISON, CHECKPOINTS}
     runs = [path for path in inside if path.name in known or (path / "config.toml").is_file()]
     if inside and not runs:
         raise ConfigError(f"--out {str(folder)!r}: must be new, empty or hold an earlier run; choose another")
+    names = {path.name for path in inside}
+    if not resume and CHECKPOINTS in names and "summary.json" not in names and any((folder / CHECKPOINTS).iterdir()):
+        raise ConfigError(
+            f"--out {str(folder)!r}: holds checkpoints of a run that is not finished; continue it with --resume, or "
+            "choose another folder"
+        )
 
 
 def clear_folder(folder: Path) -> None:
     """Make a folder, or remove what an earlier run has left in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / CHECKPOINTS).is_dir():
+            shutil.rmtree(folder / CHECKPOINTS)
         for name in (*RUN_FILES, *REPORT_FILES, COMPARISON):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
@@ -182,13 +196,45 @@ def _dataset(config: RunConfig, screen: Screen) -> Dataset:
     return dataset
 
 
-def _train(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, screen: Screen) -> dict[str, Any]:
+def _train(
+    entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, screen: Screen, *, resume: bool
+) -> dict[str, Any]:
     config = entry.config
     run = train_rank if is_torchrun() else train_processes if config.train.processes else train
-    clear_folder(folder)
-    write_atomically(folder / "config.toml", to_toml(config))
-    with screen.training(entry.label, config.train.steps) as progress:
-        return run(config, algorithm, dataset, folder, label=entry.label, progress=progress)
+    found = _newest(folder, entry, screen) if resume else None
+    if found is None:
+        clear_folder(folder)
+    else:
+        check_identity(found, identity(config, dataset))
+    with named_errors(folder / "config.toml"):
+        write_atomically(folder / "config.toml", to_toml(config))
+    with stop_signals() as stop, screen.training(entry.label, config.train.steps) as progress:
+        try:
+            return run(
+                config, algorithm, dataset, folder, label=entry.label, progress=progress, resume=found, stop=stop
+            )
+        except Interrupted as error:
+            words = shlex.join(["sparseloco", "train", "--resume", str(folder)])
+            raise Interrupted(f"{entry.label} {error}; continue with: {words}") from error
+
+
+def _newest(folder: Path, entry: Entry, screen: Screen) -> Checkpoint | None:
+    """The checkpoint to continue from, said aloud; None if there is none yet.
+
+    Raises:
+        CheckpointError: if there are only damaged ones.
+    """
+    found, refused = CheckpointFolder(folder / CHECKPOINTS).newest()
+    for reason in refused:
+        say(f"warning: a checkpoint is passed over: {reason}")
+    if found is not None:
+        place = f"step {found.step}, token {found.facts['tokens']}"
+        screen.say(f"{entry.label}: resuming at {place}, from {found.path}")
+    elif refused:
+        raise CheckpointError(f"{folder / CHECKPOINTS}: must hold a whole checkpoint; start anew in another folder")
+    else:
+        screen.say(f"{entry.label}: no checkpoint in {folder}, starting at step 0")
+    return found
 
 
 def _write_report(runs: Sequence[Run], folder: Path, command: str | None) -> Path:

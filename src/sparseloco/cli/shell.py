@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import typer
 
-from sparseloco.errors import SparseLocoError
+from sparseloco.errors import Interrupted, SparseLocoError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,14 +34,41 @@ def command(body: Callable[P, T]) -> Callable[P, T]:
             warnings.showwarning = _show_warning
             try:
                 return body(*args, **kwargs)
+            except Interrupted as error:
+                say(f"interrupted: {error}")
+                raise typer.Exit(INTERRUPTED) from error
             except SparseLocoError as error:
                 say(f"error: {error}")
                 raise typer.Exit(MISTAKE) from error
             except KeyboardInterrupt as error:
-                say("interrupted: a run folder without summary.json is not finished; start the command again")
+                say("interrupted: a run folder without summary.json is not finished; start it again with --resume")
                 raise typer.Exit(INTERRUPTED) from error
 
     return run
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Inside this block the first Ctrl-C or SIGTERM only makes the yielded function true; the next one ends at once.
+
+    Yields:
+        Whether a signal has come.
+    """
+    seen: list[int] = []
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+        say("stopping at the next round border, after saving; once more to stop at once")
+
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def say(text: str) -> None:
