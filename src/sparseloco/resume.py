@@ -179,7 +179,8 @@ class Keeper:
                 self.world.transport.put_back(key, [_as_envelope(key, row, replica) for row in rows])
         if workers != self.config.train.workers:
             self._move(workers, books)
-        self.saved_step = checkpoint.step
+        if checkpoint.path.parent == self.folder.root:
+            self.saved_step = checkpoint.step
         return checkpoint.read("metrics.jsonl") if self.world.is_main else b""
 
     def _move(self, before: int, books: Books) -> None:

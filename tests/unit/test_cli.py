@@ -55,7 +55,7 @@ preset = "diloco"
 inner_steps = 2
 tuned = ["outer_momentum"]
 """
-RUN_FILES = ["config.toml", "loss_over_bytes.png", "loss_over_tokens.png", "metrics.jsonl", "report.html",
+RUN_FILES = ["checkpoints", "config.toml", "loss_over_bytes.png", "loss_over_tokens.png", "metrics.jsonl", "report.html",
              "summary.json"]  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def test_folders_with_something_else_are_left_alone(call: Call) -> None:
     ("error", "code", "line"),
     [
         (DivergenceError("train_loss=nan at step 3:\n must be finite"), 2, "error: train_loss=nan at step 3: must be"),
-        (KeyboardInterrupt(), 130, "interrupted: a run folder without summary.json is not finished; start the"),
+        (KeyboardInterrupt(), 130, "interrupted: a run folder without summary.json is not finished; start it"),
     ],
     ids=["diverged", "interrupted"],
 )
@@ -311,7 +311,7 @@ def test_a_report_without_matplotlib_has_no_charts_but_a_warning(call: Call, mon
     warning = 'matplotlib is not installed, so the report has no charts; run pip install "sparseloco[plot]"'
     assert f"warning: {warning}\n" in ended.err
     assert "No charts: matplotlib was not installed" in Path("mine/report.html").read_text()
-    assert names("mine") == ["config.toml", "metrics.jsonl", "report.html", "summary.json"]
+    assert names("mine") == ["checkpoints", "config.toml", "metrics.jsonl", "report.html", "summary.json"]
 
 
 def test_status_lines_leave_out_what_is_not_known() -> None:
