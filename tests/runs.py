@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -104,9 +105,11 @@ def simulated(
 
 def on_a_rank(rank: int, out: str, settings: RunConfig, method: str, step: int | None, source: str = "") -> Any:
     """The same in a group of processes; ``step`` is where to resume, from the checkpoints of ``source`` or ``out``."""
+    warnings.filterwarnings("ignore", "buffers=", UserWarning)
     algorithm = METHODS[method]()
     resume = None if step is None else checkpoint_at(Path(source or out), step)
     world = Solo(ToyLM(), algorithm, seed=settings.train.seed)
+    Path(out).mkdir(parents=True, exist_ok=True)
     return train(settings, algorithm, dataset(), Path(out), label="toy", world=world, resume=resume)
 
 

@@ -55,8 +55,8 @@ preset = "diloco"
 inner_steps = 2
 tuned = ["outer_momentum"]
 """
-RUN_FILES = ["checkpoints", "config.toml", "loss_over_bytes.png", "loss_over_tokens.png", "metrics.jsonl", "report.html",
-             "summary.json"]  # fmt: skip
+RUN_FILES = ["checkpoints", "config.toml", "loss_over_bytes.png", "loss_over_tokens.png", "metrics.jsonl",
+             "report.html", "summary.json"]  # fmt: skip
 
 
 class Ended(NamedTuple):
