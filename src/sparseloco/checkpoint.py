@@ -145,18 +145,24 @@ class CheckpointFolder:
                 refused.append(str(error))
         return None, refused
 
-    def clean(self) -> None:
-        """Remove what a killed process has left unfinished."""
+    def begin(self, step: int | None) -> None:
+        """Remove what a killed process has left unfinished, and checkpoints that are not of this run's past.
+
+        Args:
+            step: Where the run continues; None if it starts anew.
+        """
         for path in self.root.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
+        self._retain(-1 if step is None else step)
 
-    def write_part(self, step: int, name: str, state: Any) -> None:
+    def write_part(self, step: int, name: str, state: Any, *, in_turn: bool = False) -> None:
         """Write one part of the checkpoint of ``step``; any process may write its own.
 
         Args:
             step: Inner steps made.
             name: Of the file, without suffix.
             state: Nested dictionaries and lists of tensors and plain values.
+            in_turn: Wait until the checkpoint before is complete, so that a process that runs ahead fills no disk.
 
         Raises:
             CheckpointError: if it cannot be written; nothing of an earlier checkpoint is touched.
@@ -166,6 +172,8 @@ class CheckpointFolder:
         tensors: dict[str, Tensor] = {}
         tree = json.dumps(_pack(state, name, tensors))
         with self._growing(step) as folder:
+            if in_turn:
+                _wait_until(lambda: not self._is_busy(folder), f"{self.root}: the checkpoint before step {step}")
             folder.mkdir(parents=True, exist_ok=True)
             write_durably(folder / f"{name}.safetensors", save(_separate(tensors), metadata={"state": tree}))
 
@@ -186,27 +194,41 @@ class CheckpointFolder:
             for name, data in files.items():
                 write_durably(folder / name, data)
             names = [f"{name}.safetensors" for name in parts]
-            _wait_for([folder / name for name in names], folder / _FAILED)
+            failed = folder / _FAILED
+            _wait_until(
+                lambda: failed.exists() or all((folder / name).exists() for name in names),
+                f"{folder}: {', '.join(parts)}",
+            )
+            if failed.exists():
+                raise CheckpointError(f"{folder}: must be written by all processes; look at what the others say")
             stored = {name: _stored((folder / name).read_bytes()) for name in [*names, *files]}
             index = Index(format=FORMAT, step=step, facts=facts, files=stored)
             write_durably(folder / INDEX, msgspec.json.format(msgspec.json.encode(index)) + b"\n")
             self._remove(place)
             folder.rename(place)
             _sync_folder(self.root)
-        kept = [path for number, path in self._complete() if number <= step][-self.keep :]
-        # Later ones are damaged or belong to a past that this run has left; earlier unfinished ones failed.
-        for _, path in self._complete():
-            if path not in kept:
-                self._remove(path)
-        for path in self.root.glob(".step-*.partial"):
-            if path.name < folder.name:
-                shutil.rmtree(path, ignore_errors=True)
+        self._retain(step)
         return place
 
     def _complete(self) -> list[tuple[int, Path]]:
         """Steps and folders, oldest first."""
         found = [(match, path) for path in self.root.glob("step-*") if (match := _STEP.fullmatch(path.name))]
         return sorted((int(match[1]), path) for match, path in found)
+
+    def _retain(self, step: int) -> None:
+        """Keep the newest up to ``step``: later ones are damaged, or belong to a past that this run has left."""
+        kept = [path for number, path in self._complete() if number <= step][-self.keep :]
+        for _, path in self._complete():
+            if path not in kept:
+                self._remove(path)
+        for path in self.root.glob(".step-*.partial"):
+            if (path / _FAILED).exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _is_busy(self, own: Path) -> bool:
+        """Whether an earlier checkpoint is still being written or an old one removed."""
+        others = [path for path in self.root.glob(".step-*") if path != own and not (path / _FAILED).exists()]
+        return bool(others) or len(self._complete()) > self.keep
 
     def _remove(self, path: Path) -> None:
         """Hide a folder before it is emptied, so that half of one is never taken for a checkpoint."""
@@ -254,12 +276,11 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _wait_for(paths: Sequence[Path], failed: Path, clock: Callable[[], float] = time.monotonic) -> None:
-    deadline = clock() + _PATIENCE_S
-    while missing := [path.stem for path in paths if not path.exists()]:
-        if failed.exists() or clock() > deadline:
-            why = "another process could not write" if failed.exists() else f"nothing came for {_PATIENCE_S:.0f} s"
-            raise CheckpointError(f"{paths[0].parent}: must hold {', '.join(missing)}, but {why}; look at its warnings")
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise CheckpointError(f"{what}: must come within {_PATIENCE_S:g} s; look at what the other processes say")
         time.sleep(0.02)
 
 

@@ -109,10 +109,20 @@ class Keeper:
         algorithm: What its replicas run.
         dataset: Its text.
         world: Replicas of this process.
+        resume: Where the run will continue, by :meth:`load`; None removes the checkpoints of an earlier run.
+
+    Raises:
+        CheckpointError: if ``resume`` belongs to another run; it says what differs, and nothing was touched.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, config: RunConfig, algorithm: Algorithm, dataset: Dataset, world: World
+        self,
+        folder: CheckpointFolder,
+        config: RunConfig,
+        algorithm: Algorithm,
+        dataset: Dataset,
+        world: World,
+        resume: Checkpoint | None = None,
     ) -> None:
         self.folder = folder
         self.config = config
@@ -124,8 +134,12 @@ class Keeper:
             "tensors": {spec.name: f"{spec.dtype} {list(spec.shape)}" for spec in specs},
             "parts": _flat("algorithm", algorithm.describe(specs).parts),
         }
+        if resume is not None:
+            check_identity(resume, self._identity)
+            if resume.path.parent == folder.root:
+                self.saved_step = resume.step
         if world.is_main:
-            folder.clean()
+            folder.begin(self.saved_step)
         world.mean(0.0)  # no process writes before that
 
     def is_due(self, step: int) -> bool:
@@ -145,7 +159,7 @@ class Keeper:
                         "losses": books.losses[index],
                         "traffic": self.world.transport.traffic(replica.peer),
                     }
-                self.folder.write_part(books.step, _part_of(replica.peer), private)
+                self.folder.write_part(books.step, _part_of(replica.peer), private, in_turn=not self.world.is_main)
             if self.world.is_main:
                 self._finish(books, log, inboxes)
         except CheckpointError as error:
@@ -159,9 +173,8 @@ class Keeper:
         """Continue from a checkpoint; returns the metrics until then.
 
         Raises:
-            CheckpointError: if it belongs to another run; it says what differs.
+            CheckpointError: if it is damaged.
         """
-        check_identity(checkpoint, self._identity)
         workers, shared = checkpoint.facts["workers"], checkpoint.part("shared")
         inboxes = [(Key(*key), rows) for key, rows in shared["inboxes"]]
         books.load(shared["books"])
@@ -179,8 +192,6 @@ class Keeper:
                 self.world.transport.put_back(key, [_as_envelope(key, row, replica) for row in rows])
         if workers != self.config.train.workers:
             self._move(workers, books)
-        if checkpoint.path.parent == self.folder.root:
-            self.saved_step = checkpoint.step
         return checkpoint.read("metrics.jsonl") if self.world.is_main else b""
 
     def _move(self, before: int, books: Books) -> None:

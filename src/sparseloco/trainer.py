@@ -80,7 +80,7 @@ def train(
     keeper = log = None
     if out is not None:
         folder = CheckpointFolder(out / CHECKPOINTS, config.checkpoint.keep)
-        keeper = Keeper(folder, config, algorithm, dataset, world)
+        keeper = Keeper(folder, config, algorithm, dataset, world, resume)
         metrics = keeper.load(resume, books) if resume is not None else b""
         log = MetricsLog(out / "metrics.jsonl", metrics) if world.is_main else None
     run = _Run(config, dataset, world, books, keeper, log, progress, stop)

@@ -138,15 +138,17 @@ def test_a_damaged_checkpoint_does_not_count_for_retention(tmp_path: Path) -> No
     assert names(tmp_path) == ["step-00000005", "step-00000006"]
 
 
-def test_nothing_unfinished_is_taken_and_clean_removes_it(tmp_path: Path) -> None:
+def test_nothing_unfinished_is_taken_and_the_next_start_removes_it(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     write(folder, 3)
     folder.write_part(4, "shared", STATE)
     found, refused = folder.newest()
     assert found is not None
     assert (found.step, refused) == (3, [])
-    folder.clean()
+    folder.begin(3)
     assert names(tmp_path) == ["step-00000003"]
+    folder.begin(None)
+    assert names(tmp_path) == []
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_a_part_that_does_not_come_is_named(tmp_path: Path, monkeypatch: pytest.
     folder = CheckpointFolder(tmp_path)
     monkeypatch.setattr(checkpoint, "_PATIENCE_S", 0.05)
     folder.write_part(1, "shared", STATE)
-    with pytest.raises(CheckpointError, match=r"must hold peer-0001, but nothing came for 0 s; look at its warnings$"):
+    with pytest.raises(CheckpointError, match=r"partial: shared, peer-0001: must come within 0\.05 s; look at what"):
         folder.finish(1, parts=["shared", "peer-0001"], facts={}, files={})
 
 
@@ -211,8 +213,18 @@ def test_a_part_that_another_process_could_not_write_is_not_waited_for(tmp_path:
     folder = CheckpointFolder(tmp_path)
     folder.write_part(1, "shared", STATE)
     (tmp_path / ".step-00000001.partial" / "failed").touch()
-    with pytest.raises(CheckpointError, match=r"must hold peer-0001, but another process could not write; look at"):
+    with pytest.raises(CheckpointError, match=r"partial: must be written by all processes; look at what the others"):
         folder.finish(1, parts=["shared", "peer-0001"], facts={}, files={})
+
+
+def test_a_process_that_runs_ahead_waits_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = CheckpointFolder(tmp_path)
+    monkeypatch.setattr(checkpoint, "_PATIENCE_S", 0.05)
+    folder.write_part(1, "peer-0001", STATE, in_turn=True)
+    with pytest.raises(CheckpointError, match=r"the checkpoint before step 2: must come within 0\.05 s; look at what"):
+        folder.write_part(2, "peer-0001", STATE, in_turn=True)
+    folder.finish(1, parts=["peer-0001"], facts={}, files={})
+    folder.write_part(3, "peer-0001", STATE, in_turn=True)
 
 
 def test_parts_of_other_processes_are_waited_for(tmp_path: Path) -> None:

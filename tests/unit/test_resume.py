@@ -137,9 +137,10 @@ def test_a_new_worker_starts_from_the_shared_state_alone(tmp_path: Path) -> None
     runs.simulated(tmp_path, runs.config(every=9, workers=2), algorithm)
     settings = runs.config(workers=3)
     world = Cohort(runs.ToyLM(), algorithm, 3)
-    keeper = Keeper(CheckpointFolder(tmp_path / CHECKPOINTS), settings, algorithm, runs.dataset(), world)
+    there = runs.checkpoint_at(tmp_path, 9)
+    keeper = Keeper(CheckpointFolder(tmp_path / CHECKPOINTS), settings, algorithm, runs.dataset(), world, there)
     with pytest.warns(UserWarning, match="peers 2 to 2 are new"):
-        keeper.load(runs.checkpoint_at(tmp_path, 9), Books([[], [], []]))
+        keeper.load(there, Books([[], [], []]))
     for peer, replica in enumerate(world.replicas):
         with world.turn(peer):
             state = replica.private_state()
