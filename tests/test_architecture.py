@@ -23,8 +23,8 @@ LAYERS = {
     "L2": {
         "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
     },
-    "L3": {"wire", "transport", "session"},
-    "L4": {"model", "data", "trainer", "simulate", "metrics", "settings", "launch", "evaluation"},
+    "L3": {"wire", "transport", "session", "checkpoint"},
+    "L4": {"model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation"},
     "L5": {"config", "cli", "report", "__main__", "__init__"},
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
