@@ -85,6 +85,20 @@ def test_joiner_needs_the_shared_state_alone(row: str) -> None:
     assert len({peer.replica.digest() for peer in together}) == 1
 
 
+@pytest.mark.parametrize("row", ["streaming_diloco", "sparseloco_delayed"])
+def test_joiner_is_admitted_with_a_message_in_flight(row: str) -> None:
+    """It awaits what the others have posted before, and owes nothing to it."""
+    peers, mail = [Peer(ROWS[row](), i) for i in range(2)], {}
+    while not peers[0].replica.in_flight():
+        lockstep(peers, 1, mail)
+    joiner = Peer(ROWS[row](), 2)
+    joiner.replica.load_shared_state(peers[0].replica.shared_state())
+    assert joiner.replica.in_flight() == peers[0].replica.in_flight()
+    together = [*peers, joiner]
+    lockstep(together, 9, mail)
+    assert len({peer.replica.digest() for peer in together}) == 1
+
+
 def test_state_of_another_algorithm_is_refused() -> None:
     one, other = Peer(ROWS["diloco"]()).replica, Peer(ROWS["sparseloco"]()).replica
     with pytest.raises(CheckpointError, match=r"fingerprint='\w{16}': must be '\w{16}'; all peers need the same"):
