@@ -26,3 +26,13 @@ class DivergenceError(SparseLocoError, RuntimeError):
 
 class CheckpointError(SparseLocoError, RuntimeError):
     """Saved state is unreadable, incomplete or belongs to something else."""
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse a setting that is not a whole number.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: must be a whole number; leave out the fraction")

@@ -24,7 +24,7 @@ from sparseloco.compress import (
     TopK,
     ValueCode,
 )
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, check_whole
 from sparseloco.fragments import Even, Layers
 from sparseloco.layout import Chunks, DctTiles, Flat, Matrices, Tiles
 from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw
@@ -140,6 +140,11 @@ def streaming_diloco(
         clip_norm: Largest gradient norm at an inner step.
     """
     _check_inner_steps(inner_steps)
+    check_whole("num_fragments", num_fragments)
+    if num_fragments > inner_steps:
+        raise ConfigError(
+            f"num_fragments={num_fragments!r}: must be at most inner_steps={inner_steps}, one post a step; use fewer"
+        )
     if fragment_by not in ("layers", "size"):
         raise ConfigError(f"fragment_by={fragment_by!r}: must be 'layers' or 'size'; choose one of them")
     return Algorithm(
@@ -365,6 +370,7 @@ def _every(inner_steps: int, *, delay: int = 0) -> SyncSchedule:
 
 
 def _check_inner_steps(inner_steps: int) -> None:
+    check_whole("inner_steps", inner_steps)
     if inner_steps < 1:
         raise ConfigError(f"inner_steps={inner_steps!r}: must be at least 1; use 1 to synchronize after every step")
 

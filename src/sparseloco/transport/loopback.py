@@ -7,7 +7,7 @@ import warnings
 from sparseloco import wire
 from sparseloco.errors import ConfigError, QuorumError
 from sparseloco.replica import Replica
-from sparseloco.transport.base import Start, Traffic, compare_starts
+from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
 from sparseloco.types import Envelope, Key, PartSpec
 
 
@@ -31,8 +31,7 @@ class Loopback:
         self._tables: dict[Key, tuple[PartSpec, ...]] = {}
         self._inboxes: dict[Key, list[Envelope]] = {}
         self._readers: dict[Key, int] = {}
-        self._sent: dict[int, int] = {}
-        self._total = 0
+        self._traffic: dict[int, Traffic] = {}
 
     def connect(self, replica: Replica) -> None:
         """Register a replica and compare its start with that of the first."""
@@ -45,15 +44,16 @@ class Loopback:
         if self._replicas:
             compare_starts(Start.of(next(iter(self._replicas.values()))), Start.of(replica))
         self._replicas[replica.peer] = replica
-        self._sent[replica.peer] = 0
 
     def post(self, envelope: Envelope) -> None:
         """Encode and keep the frame."""
         frame = wire.encode(envelope)
         self._frames.setdefault(envelope.key, {})[envelope.peer] = frame
         self._tables[envelope.key] = envelope.payload.specs
-        self._sent[envelope.peer] = self._sent.get(envelope.peer, 0) + len(frame)
-        self._total += len(frame)
+        head = wire.HEADER_BYTES
+        cost = round_traffic(head, len(frame) - head, self.num_peers, linear=envelope.payload.linear)
+        before = self.traffic(envelope.peer)
+        self._traffic[envelope.peer] = Traffic(before.sent + cost.sent, before.received + cost.received)
 
     def collect(self, key: Key) -> list[Envelope]:
         """Decode all frames of ``key`` at the first call; forget them after the last peer has collected."""
@@ -75,6 +75,5 @@ class Loopback:
         return inbox
 
     def traffic(self, peer: int) -> Traffic:
-        """Frame bytes of ``peer``."""
-        sent = self._sent.get(peer, 0)
-        return Traffic(sent, self._total - sent)
+        """Bytes of ``peer`` as they would be between processes."""
+        return self._traffic.get(peer, Traffic(0, 0))
