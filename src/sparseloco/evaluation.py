@@ -75,7 +75,7 @@ def evaluate_anchor(world: World, dataset: Dataset, split: str, settings: TrainC
     batches = evaluation_batches(
         dataset.split(split), settings.sequence_length, settings.batch_size, settings.evaluation_tokens
     )
-    with world.turn(0) as replica, _anchored(world.model, replica), torch.no_grad():
+    with world.turn(0) as replica, anchored(world.model, replica), torch.no_grad():
         for batch in batches:
             with autocast(settings):
                 loss = next_token_loss(world.model, batch)
@@ -92,13 +92,16 @@ def autocast(settings: TrainConfig) -> torch.autocast:
 
 
 @contextlib.contextmanager
-def _anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
+def anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
     """The model holds the anchor inside this block, in evaluation mode."""
     was_training = model.training
-    before = [(param, param.data) for param in replica.params.values()]
     anchor = replica.anchor()
-    for name, param in replica.params.items():
-        param.data = anchor[name].to(param.dtype)
+    # Synced buffers are in the anchor under their own names.
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    before = [(tensor, tensor.data) for name, tensor in tensors if name in anchor]
+    for name, tensor in tensors:
+        if name in anchor:
+            tensor.data = anchor[name].to(tensor.dtype)
     model.eval()
     try:
         yield
