@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,16 @@ def run_tasks(folder: Path, tasks: Path, *, batch_size: int, limit: int | None =
         ConfigError: if the extra is not installed, there is no task, or a task fails.
     """
     check_tasks(tasks)
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    lm_eval: Any = importlib.import_module("lm_eval")
+    huggingface: Any = importlib.import_module("lm_eval.models.huggingface")
+    manager: Any = importlib.import_module("lm_eval.tasks").TaskManager(include_path=str(tasks), include_defaults=False)
     names = sorted(manager.all_subtasks)
     if not names:
         raise ConfigError(f"--tasks {str(tasks)!r}: must define tasks, each with a key 'task'; add one")
     source: Any = load_model(folder)
-    language_model = HFLM(pretrained=source, tokenizer=load_tokenizer(folder), batch_size=batch_size, device="cpu")
+    language_model = huggingface.HFLM(
+        pretrained=source, tokenizer=load_tokenizer(folder), batch_size=batch_size, device="cpu"
+    )
     try:
         report: Any = lm_eval.simple_evaluate(model=language_model, tasks=names, task_manager=manager, limit=limit)
     except Exception as error:

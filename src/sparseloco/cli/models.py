@@ -72,7 +72,8 @@ def _on_run(place: Path, folder: Path, config: RunConfig, max_tokens: int | None
 
 
 def _on_text(folder: Path, data: str, config: RunConfig | None, max_tokens: int | None) -> dict[str, Any]:
-    corpus, model, tokenizer = load_corpus(data), load_model(folder), load_tokenizer(folder)
+    corpus, model = load_corpus(data), load_model(folder)
+    tokenizer: Any = load_tokenizer(folder)
     source: Any = model
     longest = getattr(source.config, "max_position_embeddings", None) or _LONGEST_WINDOW
     length = config.train.sequence_length if config else min(longest, _LONGEST_WINDOW)

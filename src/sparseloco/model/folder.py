@@ -63,8 +63,8 @@ def save_model(model: nn.Module, tokenizer: Tokenizer, end_token: str, folder: P
         is_kept = _reads_back(place, tokenizer)
     if not is_kept:
         warnings.warn(
-            f"{MODEL_FOLDER}/: AutoTokenizer of transformers reads every tokenizer of {source.config.model_type} models "
-            "with rules of its own; load this one with PreTrainedTokenizerFast",
+            f"{MODEL_FOLDER}/: AutoTokenizer of transformers reads every tokenizer of {source.config.model_type} "
+            "models with rules of its own; load this one with PreTrainedTokenizerFast",
             stacklevel=2,
         )
 
