@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def run_tasks(folder: Path, tasks: Path, *, batch_size: int, limit: int | None =
         pretrained=source, tokenizer=load_tokenizer(folder), batch_size=batch_size, device="cpu"
     )
     try:
-        report: Any = lm_eval.simple_evaluate(model=language_model, tasks=names, task_manager=manager, limit=limit)
+        with warnings.catch_warnings(action="ignore"):
+            report: Any = lm_eval.simple_evaluate(model=language_model, tasks=names, task_manager=manager, limit=limit)
     except Exception as error:
         raise ConfigError(
             f"--tasks {str(tasks)!r}: must run without an error ({type(error).__name__}: {error}); mend the task"

@@ -80,7 +80,7 @@ def _on_text(folder: Path, data: str, config: RunConfig | None, max_tokens: int 
     base = config.train if config else TrainConfig(sequence_length=length, autocast="off")
     result = evaluate_text(
         model,
-        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False),
         tokenizer.eos_token_id,
         [document.text for document in corpus.documents],
         _limited(base, max_tokens),

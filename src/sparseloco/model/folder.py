@@ -60,6 +60,7 @@ def save_model(model: nn.Module, tokenizer: Tokenizer, end_token: str, folder: P
         wrapped.save_pretrained(place)
         for name in ("config.json", "generation_config.json"):
             _mend_settings(place / name, end, source.config.vocab_size)
+        _add_attention(place / "config.json", source.config)
         is_kept = _reads_back(place, tokenizer)
     if not is_kept:
         warnings.warn(
@@ -170,6 +171,15 @@ def _replace(new: Path, folder: Path) -> None:
         os.replace(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _add_attention(file: Path, config: Any) -> None:
+    """Plain attention is read back as such, since the fused one rounds differently."""
+    if getattr(config, "_attn_implementation", None) == "eager":
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(
+            json.dumps({**settings, "attn_implementation": "eager"}, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
 
 
 def _may_replace(folder: Path) -> bool:

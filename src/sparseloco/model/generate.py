@@ -56,8 +56,8 @@ def generate(
         raise ConfigError(f"max_tokens={max_tokens}: must be at least 1; use 100")
     if not 0 <= temperature < float("inf"):
         raise ConfigError(f"temperature={temperature!r}: must be at least 0 and finite; use 0.8, or 0 for no chance")
-    tokenizer, model = load_tokenizer(folder), load_model(folder)
-    asked = torch.tensor([tokenizer.encode(prompt) or [tokenizer.eos_token_id]])
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    asked = torch.tensor([tokenizer.encode(prompt, verbose=False) or [tokenizer.eos_token_id]])
     room = _room(model, asked.shape[1], max_tokens)
     settings: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
     if temperature > 0:
