@@ -6,8 +6,11 @@ import importlib.util
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -230,6 +233,43 @@ def test_tasks_need_the_extra(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
         2,
         "error: --tasks 'tasks': needs lm-eval, which is not installed; run: pip install \"sparseloco[eval]\"\n",
     )
+
+
+def test_tasks_are_those_of_the_folder(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for lm-eval; the slow test below runs the real one."""
+    Path("tasks").mkdir()
+    Path("tasks/lines.yaml").write_text("task: lines\n")
+    seen: dict[str, Any] = {}
+
+    def simple_evaluate(**settings: Any) -> dict[str, Any]:
+        seen.update(settings)
+        if settings["tasks"] == ["broken"]:
+            raise KeyError("metric")
+        return {"results": {"lines": {"alias": "lines", "acc,none": 0.5, "acc_stderr,none": "N/A", "acc,first": 1}}}
+
+    names = ["lines"]
+    stand_ins = {
+        "lm_eval": {"simple_evaluate": simple_evaluate},
+        "lm_eval.models.huggingface": {"HFLM": lambda **settings: settings},
+        "lm_eval.tasks": {"TaskManager": lambda **settings: SimpleNamespace(all_subtasks=names, **settings)},
+    }
+    for name, content in stand_ins.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    ended = call("eval", "mine", "--tasks", "tasks", "--json")
+    assert json.loads(ended.out) == {"model": "mine/model", "tasks": {"lines": {"acc": 0.5, "acc,first": 1.0}}}
+    assert (seen["task_manager"].include_path, seen["task_manager"].include_defaults) == ("tasks", False)
+    assert call("eval", "mine", "--tasks", "tasks").out == "lines: acc 0.5, acc,first 1\n"
+    names[:] = ["broken"]
+    rule = "must run without an error (KeyError: 'metric'); mend the task"
+    assert call("eval", "mine", "--tasks", "tasks").err == f"error: --tasks 'tasks': {rule}\n"
+    names.clear()
+    rule = "must define tasks, each with a key 'task'; add one"
+    assert call("eval", "mine", "--tasks", "tasks").err == f"error: --tasks 'tasks': {rule}\n"
+    rule = "must be a folder with YAML files of tasks; check the path"
+    assert call("eval", "mine", "--tasks", "mine").err == f"error: --tasks 'mine': {rule}\n"
 
 
 @pytest.mark.slow
