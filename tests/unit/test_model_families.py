@@ -12,6 +12,7 @@ from torch import nn
 
 from sparseloco import adamw, presets
 from sparseloco.data.tokens import END_TOKEN, train_tokenizer
+from sparseloco.errors import ConfigError
 from sparseloco.evaluation import anchored
 from sparseloco.model import (
     causal_model,
@@ -146,6 +147,26 @@ def test_weights_follow_from_the_seed_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_full_disk_leaves_the_earlier_folder(tmp_path: Path, tokenizer: Any) -> None:
+    resource = pytest.importorskip("resource", reason="no limits on the size of files here")
+    model = causal_model(config=config_file("gpt2", tmp_path / "shape"), sequence_length=LENGTH)
+    save_model(model, tokenizer, END_TOKEN, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.raises(
+            ConfigError, match=r"model': must be a folder that can be written \(.*too large.*\); make room "
+        ):
+            save_model(model, tokenizer, END_TOKEN, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "shape"]
 
 
 def test_goes_on_from_weights(tmp_path: Path, tokenizer: Any) -> None:

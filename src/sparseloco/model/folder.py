@@ -43,6 +43,7 @@ def save_model(model: nn.Module, tokenizer: Tokenizer, end_token: str, folder: P
     Raises:
         ConfigError: if the folder cannot be written; what was there stays.
     """
+    from safetensors import SafetensorError
     from transformers import PreTrainedTokenizerFast
 
     source: Any = model
@@ -56,7 +57,10 @@ def save_model(model: nn.Module, tokenizer: Tokenizer, end_token: str, folder: P
     end = tokenizer.token_to_id(end_token)
 
     with new_folder(folder) as place, quiet():
-        source.save_pretrained(place)
+        try:
+            source.save_pretrained(place)
+        except SafetensorError as error:  # what its own writer makes of an OSError
+            raise OSError(str(error)) from error
         wrapped.save_pretrained(place)
         for name in ("config.json", "generation_config.json"):
             _mend_settings(place / name, end, source.config.vocab_size)
