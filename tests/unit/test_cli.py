@@ -100,7 +100,7 @@ def test_train_leaves_a_run_folder(call: Call) -> None:
     ended = call("train", "run.toml", "--set", "train.seed=3", "--out", "here/mine")
     assert ended.code == 0, ended.err
     assert names("here/mine") == sorted([*RUN_FILES, "model"])
-    assert "report: here/mine/report.html" in ended.out
+    assert "report: here/mine/report.html\nmodel: here/mine/model\n" in ended.out
     assert "Held-out loss" in ended.out
     assert "sparseloco: 4 steps, " in ended.err
     config = load_config("run.toml", ["train.seed=3"])

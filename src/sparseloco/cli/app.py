@@ -75,8 +75,10 @@ def train(
         return
     if as_json:
         print_json(done.summaries[0])
-    else:
-        screen.show_runs(done.runs, done.report)
+        return
+    screen.show_runs(done.runs, done.report)
+    if not no_model:
+        typer.echo(f"model: {folder / runs.MODEL_FOLDER}")
 
 
 @app.command("compare", epilog="Example: sparseloco compare examples/demo.toml --out runs/demo")
