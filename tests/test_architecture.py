@@ -24,7 +24,7 @@ LAYERS = {
         "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
     },
     "L3": {"wire", "transport", "session"},
-    "L4": {"model", "data", "trainer", "simulate", "metrics", "settings", "launch", "evaluation"},
+    "L4": {"model", "data", "trainer", "simulate", "metrics", "settings", "launch", "evaluation", "harness"},
     "L5": {"config", "cli", "report", "__main__", "__init__"},
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
@@ -42,7 +42,7 @@ OUTSIDE_WORLD = {
 HIDDEN_RANDOMNESS = {"random", "secrets", "uuid"}
 LAZY = {
     "transformers", "tokenizers", "msgspec", "tomli_w", "rich", "typer", "click", "matplotlib", "obstore",
-    "safetensors", "datasets", "huggingface_hub", "pydantic", "boto3", "wandb", "tensorboard",
+    "safetensors", "datasets", "huggingface_hub", "pydantic", "boto3", "wandb", "tensorboard", "lm_eval",
 }  # fmt: skip
 
 MAX_LINES = 400

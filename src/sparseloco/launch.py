@@ -21,10 +21,11 @@ from sparseloco.algorithm import Algorithm
 from sparseloco.data import Dataset, load_corpus, prepare
 from sparseloco.errors import ConfigError, SparseLocoError
 from sparseloco.metrics import Status
+from sparseloco.model import build_run_model
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig
 from sparseloco.simulate import replica_rng_state
-from sparseloco.trainer import ProgressCallback, build_run_model, train
+from sparseloco.trainer import ProgressCallback, train
 from sparseloco.transport import ProcessGroup
 from sparseloco.transport.process_group import joined_group
 
@@ -72,6 +73,7 @@ def train_processes(
     *,
     label: str,
     progress: ProgressCallback | None = None,
+    keep_model: bool = False,
 ) -> dict[str, Any]:
     """Like :func:`sparseloco.trainer.train`, with each replica a process of this machine.
 
@@ -81,7 +83,7 @@ def train_processes(
     events: Queue[tuple[str, Any]] = context.Queue()
     with tempfile.TemporaryDirectory(prefix="sparseloco-") as folder:
         rendezvous = f"file://{folder}/rendezvous"
-        arguments = (config, algorithm, out, label, rendezvous, events)
+        arguments = (config, algorithm, out, label, keep_model, rendezvous, events)
         workers = [
             context.Process(target=_worker, args=(rank, *arguments), daemon=True)
             for rank in range(config.train.workers)
@@ -105,6 +107,7 @@ def train_rank(
     *,
     label: str,
     progress: ProgressCallback | None = None,
+    keep_model: bool = False,
 ) -> dict[str, Any]:
     """One rank of a group that torchrun started; rank 0 writes and returns the summary.
 
@@ -119,7 +122,9 @@ def train_rank(
         )
     with joined_group("env://", int(os.environ["RANK"]), world_size):
         world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
-        return train(config, algorithm, dataset, out, label=label, progress=progress, world=world)
+        return train(
+            config, algorithm, dataset, out, label=label, progress=progress, world=world, keep_model=keep_model
+        )
 
 
 def is_torchrun() -> bool:
@@ -133,6 +138,7 @@ def _worker(
     algorithm: Algorithm,
     out: Path | None,
     label: str,
+    keep_model: bool,
     rendezvous: str,
     events: Queue[tuple[str, Any]],
 ) -> None:
@@ -151,7 +157,9 @@ def _worker(
             def progress(status: Status) -> None:
                 events.put(("status", tuple(status)))
 
-            summary = train(config, algorithm, dataset, out, label=label, progress=progress, world=world)
+            summary = train(
+                config, algorithm, dataset, out, label=label, progress=progress, world=world, keep_model=keep_model
+            )
         if rank == 0:
             events.put(("summary", summary))
     except SparseLocoError as error:

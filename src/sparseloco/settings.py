@@ -41,9 +41,14 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
-    """``[model]``: the Llama that is trained; its vocabulary is the tokenizer's, its context ``sequence_length``.
+    """``[model]``: what is trained.
+
+    Either a Llama from its numbers, whose vocabulary is the tokenizer's and whose context is ``sequence_length``; or
+    ``config`` or ``pretrained`` alone, for any causal language model that ``transformers`` knows.
 
     Attributes:
+        config: A ``config.json``, a folder that holds one, or a name on the Hub: that model with new weights.
+        pretrained: A folder of ``save_pretrained``, or a name on the Hub: that model with its weights.
         hidden_size: Width; a multiple of ``2 * num_heads``.
         num_layers: Blocks.
         num_heads: Attention heads.
@@ -51,6 +56,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         tie_embeddings: Use one matrix for tokens in and out.
     """
 
+    config: str = ""
+    pretrained: str = ""
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
@@ -60,6 +67,27 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size"):
             _at_least("model", name, getattr(self, name), 1)
+        if self.config and self.pretrained:
+            raise ConfigError(
+                f"model.config={self.config!r}: must not stand beside model.pretrained={self.pretrained!r}; keep "
+                "config for new weights, or pretrained to go on from its own"
+            )
+        if self.is_named:
+            self._refuse_numbers("config" if self.config else "pretrained")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the model is one of ``transformers`` by name or path, not a Llama from numbers."""
+        return bool(self.config or self.pretrained)
+
+    def _refuse_numbers(self, named: str) -> None:
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("config", "pretrained") and value != field.default:
+                raise ConfigError(
+                    f"model.{field.name}={value!r}: must be left out beside model.{named}={getattr(self, named)!r}, "
+                    "which says it already; change it there"
+                )
 
 
 class DataConfig(Section, frozen=True, kw_only=True):

@@ -17,12 +17,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
-from sparseloco.data import Dataset, Sampler, check_vocabulary, check_windows
+from sparseloco.data import END_TOKEN, Dataset, Sampler, check_windows
 from sparseloco.errors import DivergenceError
-from sparseloco.evaluation import Evaluation, World, autocast, evaluate_anchor
+from sparseloco.evaluation import Evaluation, World, anchored, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
 from sparseloco.metrics import MetricsLog, Status, write_atomically
-from sparseloco.model import build_model, next_token_loss, vocabulary_of
+from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, next_token_loss, save_model
 from sparseloco.replica import Replica
 from sparseloco.schedule import value_at
 from sparseloco.settings import RunConfig, TrainConfig
@@ -61,8 +61,9 @@ def train(
     label: str,
     progress: ProgressCallback | None = None,
     world: World | None = None,
+    keep_model: bool = False,
 ) -> dict[str, Any]:
-    """Train, evaluate the anchor, and write ``metrics.jsonl`` and ``summary.json``.
+    """Train, evaluate the anchor, and write ``metrics.jsonl``, ``summary.json`` and, if it is kept, ``model/``.
 
     Args:
         config: Resolved settings of the run.
@@ -72,6 +73,7 @@ def train(
         label: Name of the run in reports.
         progress: Called after every inner step.
         world: Replicas of this process; None simulates all of them here.
+        keep_model: Write the last anchor and the tokenizer.
 
     Returns:
         The summary.
@@ -84,7 +86,7 @@ def train(
     if world is None:
         model = build_run_model(config, dataset.vocab_size)
         world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
-    check_vocabulary(vocabulary_of(world.model), dataset)
+    check_tokens(config, world.model, dataset)
     log = MetricsLog(out / "metrics.jsonl") if out is not None and world.is_main else None
     run = _Run(config, dataset, world, log, progress)
     try:
@@ -95,21 +97,10 @@ def train(
             log.close()
     if log is not None and out is not None:
         write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        if keep_model:
+            with world.turn(0) as replica, anchored(world.model, replica):
+                save_model(world.model, dataset.tokenizer, END_TOKEN, out / MODEL_FOLDER)
     return summary
-
-
-def build_run_model(config: RunConfig, vocab_size: int) -> nn.Module:
-    """The model that a run trains, from its settings."""
-    return build_model(
-        vocab_size=vocab_size,
-        hidden_size=config.model.hidden_size,
-        num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
-        intermediate_size=config.model.intermediate_size,
-        tie_embeddings=config.model.tie_embeddings,
-        sequence_length=config.train.sequence_length,
-        seed=config.train.seed,
-    )
 
 
 def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:

@@ -50,10 +50,11 @@ def train(
     ] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Number of replicas.")] = None,
     processes: Annotated[bool, typer.Option("--processes", help="Run each replica as a process of its own.")] = False,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Do not keep the trained model.")] = False,
     out: OutPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model and write a run folder with metrics, summary and report.
+    """Train one model and write a run folder with metrics, summary, report and the trained model.
 
     Needs no further terminal or environment variable. Started by torchrun, each rank is one replica.
     """
@@ -69,13 +70,15 @@ def train(
     folder = out or runs.free_folder(config.stem, settings.algorithm.preset)
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
     with Screen(quiet=as_json) as screen:
-        done = runs.train_one(entry, folder, screen, _command_line(words, folder))
+        done = runs.train_one(entry, folder, screen, _command_line(words, folder), keep_model=not no_model)
     if done is None:
         return
     if as_json:
-        _print_json(done.summaries[0])
-    else:
-        screen.show_runs(done.runs, done.report)
+        print_json(done.summaries[0])
+        return
+    screen.show_runs(done.runs, done.report)
+    if not no_model:
+        typer.echo(f"model: {folder / runs.MODEL_FOLDER}")
 
 
 @app.command("compare", epilog="Example: sparseloco compare examples/demo.toml --out runs/demo")
@@ -84,6 +87,7 @@ def compare(
     config: ConfigPath,
     overrides: Overrides = [],  # noqa: B006
     only: Only = [],  # noqa: B006
+    models: Annotated[bool, typer.Option("--models", help="Keep the trained model of each run.")] = False,
     out: OutPath = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,9 +100,9 @@ def compare(
     folder = out or runs.free_folder(config.stem)
     words = ["compare", str(config), *_options("--set", overrides), *_options("--only", only)]
     with Screen(quiet=as_json) as screen:
-        done = runs.train_all(entries, folder, screen, _command_line(words, folder))
+        done = runs.train_all(entries, folder, screen, _command_line(words, folder), keep_models=models)
     if as_json:
-        _print_json(done.summaries)
+        print_json(done.summaries)
     else:
         screen.show_runs(done.runs, done.report)
 
@@ -123,12 +127,12 @@ def describe(
     screen = Screen(quiet=True)
     if list_presets:
         rows = figures.presets()
-        _print_json(rows) if as_json else screen.show_presets(rows)
+        print_json(rows) if as_json else screen.show_presets(rows)
         return
     if config is None:
         raise ConfigError("CONFIG.toml: missing argument; name a file, or list the presets with --list")
     described = [figures.describe(entry) for entry in load_entries(config, overrides, only)]
-    _print_json(described) if as_json else screen.show_figures(described)
+    print_json(described) if as_json else screen.show_figures(described)
 
 
 @app.command("report", epilog="Example: sparseloco report runs/demo runs/mine --out runs/report")
@@ -146,12 +150,13 @@ def report(
 
     done = runs.report_on(folders, out or (folders[0] if len(folders) == 1 else Path("runs/report")))
     if as_json:
-        _print_json({"report": str(done.report), "runs": done.summaries})
+        print_json({"report": str(done.report), "runs": done.summaries})
     else:
         Screen(quiet=True).show_runs(done.runs, done.report)
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Write a value as the whole of stdout."""
     typer.echo(json.dumps(value, indent=2))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,10 @@ from sparseloco.data import Dataset, check_windows, load_corpus, prepare
 from sparseloco.errors import ConfigError
 from sparseloco.launch import is_torchrun, train_processes, train_rank
 from sparseloco.metrics import write_atomically
-from sparseloco.model import parameter_specs
+from sparseloco.model import MODEL_FOLDER, tensor_table
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.settings import RunConfig
 from sparseloco.trainer import train
-from sparseloco.types import TensorSpec
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
 REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
@@ -47,31 +47,33 @@ class Listed(msgspec.Struct, frozen=True):
     tuned: tuple[str, ...] = ()
 
 
-def train_one(entry: Entry, folder: Path, screen: Screen, command: str) -> Done | None:
+def train_one(entry: Entry, folder: Path, screen: Screen, command: str, *, keep_model: bool = True) -> Done | None:
     """Train one run into ``folder``; None at ranks that do not write."""
     algorithm = checked_algorithm(entry.config)
-    dataset = _dataset(entry.config, screen)
+    dataset = read_dataset(entry.config, screen)
     if is_torchrun() and os.environ["RANK"] != "0":
         train_rank(entry.config, algorithm, dataset, None, label=entry.label)
         return None
     check_folder(folder)
-    summary = _train(entry, algorithm, dataset, folder, screen)
+    summary = _train(entry, algorithm, dataset, folder, screen, keep_model)
     return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
 
 
-def train_all(entries: Sequence[Entry], folder: Path, screen: Screen, command: str) -> Done:
+def train_all(
+    entries: Sequence[Entry], folder: Path, screen: Screen, command: str, *, keep_models: bool = False
+) -> Done:
     """Train every entry into a folder of its own below ``folder``, then write the comparison."""
     if is_torchrun():
         raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
     algorithms = [checked_algorithm(entry.config) for entry in entries]
-    dataset = _dataset(entries[0].config, screen)
+    dataset = read_dataset(entries[0].config, screen)
     for path in (folder, *(folder / entry.folder for entry in entries)):
         check_folder(path)
     clear_folder(folder)
     listed: list[dict[str, Any]] = []
     for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
         screen.say(f"[{number}/{len(entries)}] {entry.label}")
-        summary = _train(entry, algorithm, dataset, folder / entry.folder, screen)
+        summary = _train(entry, algorithm, dataset, folder / entry.folder, screen, keep_models)
         listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
         _write_report([load_run(folder / entry.folder)], folder / entry.folder, None)
     write_atomically(folder / COMPARISON, json.dumps(listed, indent=2) + "\n")
@@ -120,19 +122,6 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
     return algorithm
 
 
-def tensor_table(config: RunConfig) -> tuple[TensorSpec, ...]:
-    """Tensors of the model of a run, with a vocabulary as large as was asked for."""
-    return parameter_specs(
-        vocab_size=config.data.vocab_size,
-        hidden_size=config.model.hidden_size,
-        num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
-        intermediate_size=config.model.intermediate_size,
-        tie_embeddings=config.model.tie_embeddings,
-        sequence_length=config.train.sequence_length,
-    )
-
-
 def free_folder(*words: str) -> Path:
     """A folder below ``runs/`` that does not exist yet; words that repeat the one before are left out."""
     name = "-".join(word for number, word in enumerate(words) if word != words[number - 1] or number == 0)
@@ -167,13 +156,16 @@ def clear_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*RUN_FILES, *REPORT_FILES, COMPARISON):
             (folder / name).unlink(missing_ok=True)
+        if (folder / MODEL_FOLDER / "config.json").is_file():
+            shutil.rmtree(folder / MODEL_FOLDER)
     except OSError as error:
         raise ConfigError(
             f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"
         ) from error
 
 
-def _dataset(config: RunConfig, screen: Screen) -> Dataset:
+def read_dataset(config: RunConfig, screen: Screen) -> Dataset:
+    """The text of a run as tokens, long enough for its windows."""
     data = config.data
     with screen.reading(data.path) as progress:
         corpus = load_corpus(data.path)
@@ -182,13 +174,15 @@ def _dataset(config: RunConfig, screen: Screen) -> Dataset:
     return dataset
 
 
-def _train(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, screen: Screen) -> dict[str, Any]:
+def _train(
+    entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, screen: Screen, keep_model: bool
+) -> dict[str, Any]:
     config = entry.config
     run = train_rank if is_torchrun() else train_processes if config.train.processes else train
     clear_folder(folder)
     write_atomically(folder / "config.toml", to_toml(config))
     with screen.training(entry.label, config.train.steps) as progress:
-        return run(config, algorithm, dataset, folder, label=entry.label, progress=progress)
+        return run(config, algorithm, dataset, folder, label=entry.label, progress=progress, keep_model=keep_model)
 
 
 def _write_report(runs: Sequence[Run], folder: Path, command: str | None) -> Path:
