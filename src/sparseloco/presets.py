@@ -46,6 +46,8 @@ VALUE_CODES: dict[str, Callable[[], ValueCode]] = {
 def ddp(*, inner: OptimizerSpec | None = None, clip_norm: float | None = None) -> Algorithm:
     """Data parallel training: one optimizer step on the mean gradient, every step.
 
+    Reference: Li et al., 2020, arXiv:2006.15704.
+
     Args:
         inner: The optimizer, applied to the mean gradient; None means AdamW.
         clip_norm: Largest norm of the mean gradient; None for no clipping.

@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,29 +110,39 @@ def check_writers(names: Sequence[str]) -> None:
 def open_log(folder: Path, label: str, config: RunConfig) -> FanOut:
     """The log of a run: ``metrics.jsonl`` always, and the writers that ``[logging]`` names."""
     check_writers(config.logging.to)
-    writers = [WRITERS[name](folder, label, config) for name in config.logging.to]
+    writers = {name: WRITERS[name](folder, label, config) for name in config.logging.to}
     return FanOut(MetricsLog(folder / "metrics.jsonl"), writers)
 
 
 class FanOut:
-    """Records for the file, whose numbers go to writers too."""
+    """Records for the file, whose numbers go to writers too; a writer that fails is given up, the run goes on."""
 
-    def __init__(self, file: MetricsLog, writers: Sequence[Writer]) -> None:
+    def __init__(self, file: MetricsLog, writers: Mapping[str, Writer]) -> None:
         self._file = file
-        self._writers = writers
+        self._writers = dict(writers)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one record; the file comes first, so that it is complete whatever a writer does."""
         self._file.write(kind, **fields)
         values = named_scalars(kind, fields)
-        for writer in self._writers:
-            writer.write(values, int(fields["step"]))
+        for name, writer in list(self._writers.items()):
+            self._attempt(name, lambda writer=writer: writer.write(values, int(fields["step"])))
 
     def close(self) -> None:
-        """Close the file and every writer, also if one of them fails."""
-        with contextlib.ExitStack() as stack:
-            for closeable in (self._file, *self._writers):
-                stack.callback(closeable.close)
+        """Close the file and every writer."""
+        self._file.close()
+        for name, writer in list(self._writers.items()):
+            self._attempt(name, writer.close)
+
+    def _attempt(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  # a service that is down must not end hours of training
+            del self._writers[name]
+            warnings.warn(
+                f"logging.to={name!r}: given up after {type(error).__name__}: {error}; metrics.jsonl goes on",
+                stacklevel=3,
+            )
 
 
 def named_scalars(kind: str, fields: Mapping[str, Any]) -> dict[str, float]:

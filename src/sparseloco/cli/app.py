@@ -13,7 +13,6 @@ import typer
 from sparseloco.cli.shell import command
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -36,6 +35,7 @@ OutPath = Annotated[
         "--out", metavar="DIR", show_default=False, help="Folder to write to; a new one below runs/ if absent."
     ),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per peer and round to stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
 
 
@@ -51,6 +51,7 @@ def train(
     workers: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Number of replicas.")] = None,
     processes: Annotated[bool, typer.Option("--processes", help="Run each replica as a process of its own.")] = False,
     out: OutPath = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train one model and write a run folder with metrics, summary and report.
@@ -68,7 +69,7 @@ def train(
     entry = Entry(label=settings.algorithm.preset, config=settings)
     folder = out or runs.free_folder(config.stem, settings.algorithm.preset)
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
-    with Screen(quiet=as_json) as screen:
+    with Screen(quiet=as_json, verbose=verbose) as screen:
         done = runs.train_one(entry, folder, screen, _command_line(words, folder))
     if done is None:
         return
@@ -85,6 +86,7 @@ def compare(
     overrides: Overrides = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     out: OutPath = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every [[compare]] entry of a file on the same text in the same order, and report on all."""
@@ -95,7 +97,7 @@ def compare(
     entries = load_entries(config, overrides, only)
     folder = out or runs.free_folder(config.stem)
     words = ["compare", str(config), *_options("--set", overrides), *_options("--only", only)]
-    with Screen(quiet=as_json) as screen:
+    with Screen(quiet=as_json, verbose=verbose) as screen:
         done = runs.train_all(entries, folder, screen, _command_line(words, folder))
     if as_json:
         _print_json(done.summaries)
@@ -149,6 +151,52 @@ def report(
         _print_json({"report": str(done.report), "runs": done.summaries})
     else:
         Screen(quiet=True).show_runs(done.runs, done.report)
+
+
+@app.command("watch", epilog="Example: sparseloco watch runs/mine")
+@command
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Folder of a run under way.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print every record of the run as a line of JSON.")] = False,
+) -> None:
+    """Show a run on this machine while it trains; ends when the run does, and Ctrl-C stops only the watching."""
+    from sparseloco.cli import watch as watching
+    from sparseloco.cli.screen import Screen
+
+    try:
+        with Screen(quiet=as_json) as screen:
+            watching.watch(folder, screen, typer.echo if as_json else None)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+@app.command("doctor", epilog="Example: sparseloco doctor --json")
+@command
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has, what is slow on it and why. Takes some seconds and writes nothing that stays."""
+    from sparseloco.cli import doctor as examination
+    from sparseloco.cli.screen import Screen
+
+    found = examination.examine()
+    _print_json(found) if as_json else Screen(quiet=True).show_examination(found)
+
+
+@app.command("cite", epilog="Example: sparseloco cite sparseloco")
+@command
+def cite(
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET", show_default=False, help="A method; list them with describe --list.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Print the references of a method and of its parts as BibTeX."""
+    from sparseloco.citations import cite as references_of
+
+    found = references_of(preset)
+    if as_json:
+        _print_json([{"role": role, **reference.fields(), "bibtex": reference.bibtex()} for role, reference in found])
+    else:
+        typer.echo("\n\n".join(f"% {role}\n{reference.bibtex()}" for role, reference in found))
 
 
 def _print_json(value: Any) -> None:

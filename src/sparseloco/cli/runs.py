@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from sparseloco.report import Run, load_run, write_report
 from sparseloco.settings import RunConfig
 from sparseloco.trainer import train
 from sparseloco.types import TensorSpec
+from sparseloco.writers import check_writers
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
 REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
@@ -109,6 +111,7 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
     Raises:
         ConfigError: if model, algorithm and launcher do not fit together.
     """
+    check_writers(config.logging.to)
     algorithm = build_algorithm(config)
     algorithm.describe(tensor_table(config))
     by_torchrun = config.transport.kind == "process_group" and not config.train.processes
@@ -167,6 +170,7 @@ def clear_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*RUN_FILES, *REPORT_FILES, COMPARISON):
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # event files add up
     except OSError as error:
         raise ConfigError(
             f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"
