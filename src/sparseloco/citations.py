@@ -196,7 +196,7 @@ def cite(preset: str, **settings: Any) -> list[tuple[str, Reference]]:
     if preset not in PRESETS:
         raise ConfigError(f"preset={preset!r}: must be one of {', '.join(PRESETS)}; choose one of them")
     takes_inner = "inner" in inspect.signature(PRESETS[preset]).parameters
-    found = {key: "method" for key in METHODS[preset]}
+    found = dict.fromkeys(METHODS[preset], "method")
     for role, key in _of_parts(PRESETS[preset](**settings)):
         found.setdefault(key, role)
     if takes_inner:

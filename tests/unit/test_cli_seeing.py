@@ -70,6 +70,13 @@ def test_step_lines_hold_what_the_view_shows(call: Call) -> None:
     assert last["residual_norm"] > 0
 
 
+@pytest.mark.mp
+def test_the_log_of_processes_names_every_peer(call: Call) -> None:
+    ended = call("train", "run.toml", "--out", "mine", "--processes", "--verbose")
+    told = {line.split(" ", 1)[1].partition(", fragment")[0] for line in ended.err.splitlines() if ": applied" in line}
+    assert {"peer 0, round 0", "peer 1, round 0"} <= told
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_logs_to_tensorboard_anew_each_time(call: Call) -> None:
     pytest.importorskip("tensorboard")

@@ -74,7 +74,7 @@ def train(
     if done is None:
         return
     if as_json:
-        _print_json(done.summaries[0])
+        print_json(done.summaries[0])
     else:
         screen.show_runs(done.runs, done.report)
 
@@ -100,7 +100,7 @@ def compare(
     with Screen(quiet=as_json, verbose=verbose) as screen:
         done = runs.train_all(entries, folder, screen, _command_line(words, folder))
     if as_json:
-        _print_json(done.summaries)
+        print_json(done.summaries)
     else:
         screen.show_runs(done.runs, done.report)
 
@@ -125,12 +125,12 @@ def describe(
     screen = Screen(quiet=True)
     if list_presets:
         rows = figures.presets()
-        _print_json(rows) if as_json else screen.show_presets(rows)
+        print_json(rows) if as_json else screen.show_presets(rows)
         return
     if config is None:
         raise ConfigError("CONFIG.toml: missing argument; name a file, or list the presets with --list")
     described = [figures.describe(entry) for entry in load_entries(config, overrides, only)]
-    _print_json(described) if as_json else screen.show_figures(described)
+    print_json(described) if as_json else screen.show_figures(described)
 
 
 @app.command("report", epilog="Example: sparseloco report runs/demo runs/mine --out runs/report")
@@ -148,58 +148,13 @@ def report(
 
     done = runs.report_on(folders, out or (folders[0] if len(folders) == 1 else Path("runs/report")))
     if as_json:
-        _print_json({"report": str(done.report), "runs": done.summaries})
+        print_json({"report": str(done.report), "runs": done.summaries})
     else:
         Screen(quiet=True).show_runs(done.runs, done.report)
 
 
-@app.command("watch", epilog="Example: sparseloco watch runs/mine")
-@command
-def watch(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Folder of a run under way.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print every record of the run as a line of JSON.")] = False,
-) -> None:
-    """Show a run on this machine while it trains; ends when the run does, and Ctrl-C stops only the watching."""
-    from sparseloco.cli import watch as watching
-    from sparseloco.cli.screen import Screen
-
-    try:
-        with Screen(quiet=as_json) as screen:
-            watching.watch(folder, screen, typer.echo if as_json else None)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-
-
-@app.command("doctor", epilog="Example: sparseloco doctor --json")
-@command
-def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine has, what is slow on it and why. Takes some seconds and writes nothing that stays."""
-    from sparseloco.cli import doctor as examination
-    from sparseloco.cli.screen import Screen
-
-    found = examination.examine()
-    _print_json(found) if as_json else Screen(quiet=True).show_examination(found)
-
-
-@app.command("cite", epilog="Example: sparseloco cite sparseloco")
-@command
-def cite(
-    preset: Annotated[
-        str, typer.Argument(metavar="PRESET", show_default=False, help="A method; list them with describe --list.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Print the references of a method and of its parts as BibTeX."""
-    from sparseloco.citations import cite as references_of
-
-    found = references_of(preset)
-    if as_json:
-        _print_json([{"role": role, **reference.fields(), "bibtex": reference.bibtex()} for role, reference in found])
-    else:
-        typer.echo("\n\n".join(f"% {role}\n{reference.bibtex()}" for role, reference in found))
-
-
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Print a result for programs."""
     typer.echo(json.dumps(value, indent=2))
 
 

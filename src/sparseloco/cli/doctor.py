@@ -99,7 +99,9 @@ def findings(found: dict[str, Any]) -> Iterator[Finding]:
             "raise OMP_NUM_THREADS, or run one replica per core with --processes",
         )
     if not found["compiler"]["found"]:
-        yield Finding("compiler", "none is installed, so torch.compile cannot be used", "install gcc or clang to try it")
+        yield Finding(
+            "compiler", "none is installed, so torch.compile cannot be used", "install gcc or clang to try it"
+        )
     if found["speed"]["encode_values_per_s"] < 1e8:
         speed = units.count(found["speed"]["encode_values_per_s"])
         yield Finding(
@@ -125,7 +127,9 @@ def _versions() -> dict[str, Any]:
 
 
 def _devices() -> dict[str, Any]:
-    cuda = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    cuda = (
+        [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     return {
         "cpu": _cpu_name(),
         "cuda": cuda,

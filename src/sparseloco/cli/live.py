@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -93,7 +94,7 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
         return ""
     count = min(width, len(values))
     edges = [len(values) * n // count for n in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), max(means) - min(means)
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[round(top * (mean - low) / span) if span else 0] for mean in means)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from sparseloco.cli.live import LiveView, status_line
 from sparseloco.metrics import Status
-from sparseloco.report import Run, summary_table, units
+from sparseloco.report import Run, summary_table
 
 _WIDE = 160
 """Width of tables that go into a file or a pipe."""

@@ -104,6 +104,7 @@ def as_toml(value: object) -> str:
 
 
 def in_words(kind: Any) -> str:
+    """What a setting of this type must be, as errors and the reference say it."""
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(map(as_toml, typing.get_args(kind)))}"
     if typing.get_origin(kind) is tuple:
