@@ -189,7 +189,7 @@ def sparseloco(
         tile: Tile side; a tile of 64 x 64 has 4096 values.
         decay: Share of the residual carried to the next round.
         values: Code of the kept values: sign_two_level, sign_one_level, statistical or float32.
-        mean_over: contributors or peers.
+        mean_over: What the mean is over: contributors, who sent that coordinate, or all peers.
         outer_lr: Outer learning rate.
         delay: Steps a message is in flight; the progress made meanwhile is kept.
         panels: Panels along dim 0, so that sharded replicas give the same bytes.
@@ -277,7 +277,7 @@ def powersgd(*, lr: float | Schedule = 0.05, rank: int = 4, momentum: float = 0.
     Args:
         lr: Learning rate of the SGD that follows.
         rank: Rank of the factors.
-        momentum: Its momentum.
+        momentum: Momentum of that SGD.
     """
     return Algorithm(
         local=Gradients(),

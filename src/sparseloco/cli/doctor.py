@@ -74,9 +74,8 @@ def findings(found: dict[str, Any]) -> Iterator[Finding]:
     if devices["cuda"] or devices["mps"]:
         yield Finding(
             "GPU",
-            "sparseloco train runs on the CPU in this version; a loop of your own may use the GPU, and payloads are "
-            "CPU bytes, so no collective ever sees a device tensor",
-            "see library use in the docs",
+            "this version keeps the model in main memory, and payloads are CPU bytes, so the GPU stays idle",
+            "expect the speed of the processor",
         )
     else:
         yield Finding(
