@@ -68,8 +68,8 @@ def configuration() -> str:
     parts += [
         "## `[[compare]]`\n",
         "Entries of a comparison, for `sparseloco compare`. An entry holds `label`, the keys of `[algorithm]`, "
-        "optional tables `train` and `optimizer` that change those sections, and `tuned`: the names of settings that were "
-        "chosen on validation text. All entries see the same tokens in the same order.\n",
+        "optional tables `train` and `optimizer` that change those sections, and `tuned`: the names of settings that "
+        "were chosen on validation text. All entries see the same tokens in the same order.\n",
     ]
     return "\n".join(parts)
 

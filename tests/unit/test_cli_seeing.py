@@ -98,6 +98,18 @@ def test_a_missing_extra_is_said_before_anything_is_written(call: Call, monkeypa
     assert not Path("runs").exists()
 
 
+def test_report_shows_an_interval_over_seeds(call: Call) -> None:
+    for seed in "01":
+        assert call("train", "run.toml", "--set", f"train.seed={seed}", "--out", f"seed{seed}").code == 0
+    ended = call("report", "seed0", "seed1", "--out", "page")
+    assert "over seeds, mean \u00b1 half the width of its 95 % interval:" in ended.out
+    answer = json.loads(call("report", "seed0", "seed1", "--json").out)
+    (row,) = answer["over_seeds"]
+    assert (row["label"], row["seeds"]) == ("sparseloco", [0, 1])
+    losses = [run["held_out_loss"] for run in answer["runs"]]
+    assert row["held_out_loss"]["mean"] == pytest.approx(sum(losses) / 2)
+
+
 def test_completion_is_offered(tmp_path: Path) -> None:
     ended = process("--help", cwd=tmp_path)
     assert "--install-completion" in ended.stdout

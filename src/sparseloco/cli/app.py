@@ -142,13 +142,15 @@ def report(
     out: OutPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one page and two pictures about finished runs."""
+    """Write one page and two pictures about finished runs; several seeds of the same settings give an interval."""
     from sparseloco.cli import runs
     from sparseloco.cli.screen import Screen
+    from sparseloco.report import groups
 
     done = runs.report_on(folders, out or (folders[0] if len(folders) == 1 else Path("runs/report")))
     if as_json:
-        print_json({"report": str(done.report), "runs": done.summaries})
+        repeated = [group.as_json() for group in groups(done.runs)]
+        print_json({"report": str(done.report), "runs": done.summaries, "over_seeds": repeated})
     else:
         Screen(quiet=True).show_runs(done.runs, done.report)
 

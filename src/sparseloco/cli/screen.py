@@ -18,7 +18,7 @@ from rich.text import Text
 
 from sparseloco.cli.live import LiveView, status_line
 from sparseloco.metrics import Status
-from sparseloco.report import Run, summary_table
+from sparseloco.report import Run, groups, seeds_table, summary_table
 
 _WIDE = 160
 """Width of tables that go into a file or a pipe."""
@@ -126,6 +126,10 @@ class Screen:
         rows = [{name: cell.text for name, cell in row.items()} for row in summary_table(runs)]
         best = [{name for name, cell in row.items() if cell.best} for row in summary_table(runs)]
         self._print(_table(rows, best, name="Run"))
+        if repeated := groups(runs):
+            rows = [{name: cell.text for name, cell in row.items()} for row in seeds_table(repeated)]
+            self._print(Text("over seeds, mean \u00b1 half the width of its 95 % interval:"))
+            self._print(_table(rows, [set() for _ in rows], name="Run"))
         self._print(Text(f"report: {report}"))
 
     def show_figures(self, described: Sequence[Mapping[str, Any]]) -> None:
