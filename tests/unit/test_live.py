@@ -155,3 +155,17 @@ def test_watch_follows_a_run_that_starts_anew(tmp_path: Path, monkeypatch: pytes
     (folder / "metrics.jsonl").write_text('{"kind": "new"}\n')
     (folder / "summary.json").write_text("{}")
     assert [json.loads(line)["kind"] for line in lines] == ["new"]
+
+
+def test_ctrl_c_stops_only_the_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from sparseloco.cli import app
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching.time, "sleep", interrupt)
+    ended = CliRunner().invoke(app, ["watch", str(run_folder(tmp_path / "mine", EVALUATION))])
+    assert ended.exit_code == 0
+    assert "interrupted" not in ended.output
