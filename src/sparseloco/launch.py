@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import queue
@@ -28,6 +29,19 @@ from sparseloco.simulate import replica_rng_state
 from sparseloco.trainer import ProgressCallback, train
 from sparseloco.transport import ProcessGroup
 from sparseloco.transport.process_group import joined_group
+
+logger = logging.getLogger("sparseloco")
+
+
+class _Forward(logging.Handler):
+    """The log of a worker process, as events for the process that shows it."""
+
+    def __init__(self, events: Queue[tuple[str, Any]]) -> None:
+        super().__init__()
+        self.events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.put(("log", record.getMessage()))
 
 
 class Solo:
@@ -83,7 +97,7 @@ def train_processes(
     events: Queue[tuple[str, Any]] = context.Queue()
     with tempfile.TemporaryDirectory(prefix="sparseloco-") as folder:
         rendezvous = f"file://{folder}/rendezvous"
-        arguments = (config, algorithm, out, label, keep_model, rendezvous, events)
+        arguments = (config, algorithm, out, label, keep_model, rendezvous, events, logger.getEffectiveLevel())
         workers = [
             context.Process(target=_worker, args=(rank, *arguments), daemon=True)
             for rank in range(config.train.workers)
@@ -141,8 +155,11 @@ def _worker(
     keep_model: bool,
     rendezvous: str,
     events: Queue[tuple[str, Any]],
+    log_level: int,
 ) -> None:
     """Body of one process; everything it has to say goes through ``events``."""
+    logger.setLevel(log_level)
+    logger.addHandler(_Forward(events))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
     try:
         dataset = prepare(
@@ -179,7 +196,9 @@ def _follow(
             return value
         if kind == "error":
             raise value
-        if progress is not None:
+        if kind == "log":
+            logger.info("%s", value)
+        elif progress is not None:
             progress(Status(*value))
     raise SparseLocoError("workers=all ended: must leave a summary; look above for what they printed")
 

@@ -46,6 +46,8 @@ VALUE_CODES: dict[str, Callable[[], ValueCode]] = {
 def ddp(*, inner: OptimizerSpec | None = None, clip_norm: float | None = None) -> Algorithm:
     """Data parallel training: one optimizer step on the mean gradient, every step.
 
+    Reference: Li et al., 2020, arXiv:2006.15704.
+
     Args:
         inner: The optimizer, applied to the mean gradient; None means AdamW.
         clip_norm: Largest norm of the mean gradient; None for no clipping.
@@ -192,7 +194,7 @@ def sparseloco(
         tile: Tile side; a tile of 64 x 64 has 4096 values.
         decay: Share of the residual carried to the next round.
         values: Code of the kept values: sign_two_level, sign_one_level, statistical or float32.
-        mean_over: contributors or peers.
+        mean_over: What the mean is over: contributors, who sent that coordinate, or all peers.
         outer_lr: Outer learning rate.
         delay: Steps a message is in flight; the progress made meanwhile is kept.
         panels: Panels along dim 0, so that sharded replicas give the same bytes.
@@ -280,7 +282,7 @@ def powersgd(*, lr: float | Schedule = 0.05, rank: int = 4, momentum: float = 0.
     Args:
         lr: Learning rate of the SGD that follows.
         rank: Rank of the factors.
-        momentum: Its momentum.
+        momentum: Momentum of that SGD.
     """
     return Algorithm(
         local=Gradients(),

@@ -30,7 +30,7 @@ def _either(values: list[int]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _has_fast_bf16() -> bool:
+def has_fast_bf16() -> bool:
     """Whether this processor multiplies bfloat16 in hardware; without that, autocast on a CPU only costs time."""
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
@@ -166,7 +166,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         _one_of("train", "autocast", self.autocast, ("auto", "off", "bf16"))
         if self.autocast == "auto":
             # Resolved here, so that the file in a run folder says what the run did.
-            msgspec.structs.force_setattr(self, "autocast", "bf16" if _has_fast_bf16() else "off")
+            msgspec.structs.force_setattr(self, "autocast", "bf16" if has_fast_bf16() else "off")
 
     @property
     def tokens(self) -> int:
@@ -236,6 +236,27 @@ class TransportConfig(Section, frozen=True, kw_only=True):
         _one_of("transport", "kind", self.kind, ("loopback", "process_group"))
 
 
+class LoggingConfig(Section, frozen=True, kw_only=True):
+    """``[logging]``: where figures go besides ``metrics.jsonl``, which is always written.
+
+    Attributes:
+        to: Any of "tensorboard", "wandb" and "trackio"; each needs the extra of its name, and stays on this machine
+            unless the package's own environment variables say otherwise.
+        project: Name of the project in wandb and trackio.
+    """
+
+    to: tuple[str, ...] = ()
+    project: str = "sparseloco"
+
+    def __post_init__(self) -> None:
+        for name in self.to:
+            _one_of("logging", "to", name, ("tensorboard", "wandb", "trackio"))
+        if len(set(self.to)) < len(self.to):
+            raise ConfigError(f"logging.to={list(self.to)}: must name each writer once; leave out the others")
+        if not self.project:
+            raise ConfigError("logging.project='': must name a project; use sparseloco")
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides a run, with all defaults spelled out.
 
@@ -249,6 +270,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     transport: TransportConfig = TransportConfig()
+    logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:
         if self.optimizer.warmup_steps >= self.train.steps:
@@ -261,7 +283,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The sections of a run as plain values, every default spelled out."""
     table = {"algorithm": {"preset": config.algorithm.preset, **config.algorithm.settings}}
-    for section in ("model", "data", "train", "optimizer", "transport"):
+    for section in ("model", "data", "train", "optimizer", "transport", "logging"):
         table[section] = msgspec.to_builtins(getattr(config, section))
     return table
 

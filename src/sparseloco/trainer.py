@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +22,18 @@ from sparseloco.data import END_TOKEN, Dataset, Sampler, check_windows
 from sparseloco.errors import DivergenceError
 from sparseloco.evaluation import Evaluation, World, anchored, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
-from sparseloco.metrics import MetricsLog, Status, write_atomically
+from sparseloco.metrics import Status, write_atomically
 from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, next_token_loss, save_model
 from sparseloco.replica import Replica
 from sparseloco.schedule import value_at
 from sparseloco.settings import RunConfig, TrainConfig
 from sparseloco.simulate import Cohort
 from sparseloco.transport import Traffic, drain, post_due, settle
+from sparseloco.writers import FanOut, open_log
 
 ProgressCallback = Callable[[Status], None]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -87,7 +91,7 @@ def train(
         model = build_run_model(config, dataset.vocab_size)
         world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
     check_tokens(config, world.model, dataset)
-    log = MetricsLog(out / "metrics.jsonl") if out is not None and world.is_main else None
+    log = open_log(out, label, config) if out is not None and world.is_main else None
     run = _Run(config, dataset, world, log, progress)
     try:
         run.loop()
@@ -122,7 +126,7 @@ class _Run:
         config: RunConfig,
         dataset: Dataset,
         world: World,
-        log: MetricsLog | None,
+        log: FanOut | None,
         progress: ProgressCallback | None,
     ) -> None:
         self.settings = config.train
@@ -135,7 +139,11 @@ class _Run:
         self.clock = _Clock()
         self.losses: list[float] = []  # since the last line of the log
         self.last_loss = math.nan
-        self.update_norm = 0.0
+        self.update_norm: float | None = None
+        self.delta_norm: float | None = None
+        self.residual_norm: float | None = None
+        self.round_bytes = 0
+        self._counted = (0, 0)  # rounds and bytes when a round was last posted
         self.validation: Evaluation | None = None
 
     @property
@@ -176,21 +184,32 @@ class _Run:
                 loss = accumulate_gradients(self.world.model, batch, self.settings)
                 if not math.isfinite(loss):
                     raise DivergenceError(
-                        f"train_loss={loss} at step {step} of peer {replica.peer}: must be finite; "
+                        f"train_loss={loss} at step {step} of peer {replica.peer}, round {replica.rounds}: must be "
+                        "finite; "
                         "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm"
                     )
                 replica.local_step()
                 with self.clock.sync():
                     post_due(replica, self.world.transport)
             total += loss
+        self._count_round()
         return total / len(self.world.replicas)
+
+    def _count_round(self) -> None:
+        rounds, sent = self.first.rounds, self.traffic.sent
+        if rounds > self._counted[0]:
+            self.round_bytes = sent - self._counted[1]
+            self._counted = (rounds, sent)
 
     def _settle(self) -> None:
         for index, replica in enumerate(self.world.replicas):
-            if replica.due():
+            if keys := replica.due():
                 with self.world.turn(index), self.clock.sync():
                     norm = settle(replica, self.world.transport)
                 self.update_norm = norm if index == 0 else self.update_norm
+                for key in keys:
+                    where = (replica.peer, key.round, key.fragment)
+                    logger.info("peer %d, round %d, fragment %d: applied, update norm %.4g", *where, norm)
 
     def _drain(self) -> None:
         """Collect early what is still in flight, so that the last anchor holds every message."""
@@ -221,10 +240,12 @@ class _Run:
     def _log_step(self, step: int) -> None:
         train_loss = self.world.mean(sum(self.losses) / len(self.losses))
         self.losses = []
-        if self.log is None:
+        if not self.world.is_main:
             return
         with self.world.turn(0) as replica:
-            delta_norm = replica.delta_norm()
+            self.delta_norm, self.residual_norm = replica.delta_norm(), replica.residual_norm()
+        if self.log is None:
+            return
         self.log.write(
             "step",
             step=step,
@@ -234,11 +255,13 @@ class _Run:
             lr=_learning_rate(self.first, step),
             bytes_sent=self.traffic.sent,
             bytes_received=self.traffic.received,
+            round_bytes=self.round_bytes,
+            compression=self._compression(),
             seconds=self.clock.total,
             seconds_in_sync=self.clock.in_sync,
             tokens_per_s=self.tokens(step) / self.clock.total,
-            delta_norm=delta_norm,
-            residual_norm=self.first.residual_norm(),
+            delta_norm=self.delta_norm,
+            residual_norm=self.residual_norm,
             update_norm=self.update_norm,
         )
 
@@ -255,8 +278,19 @@ class _Run:
                 tokens_per_s=self.tokens(step) / elapsed,
                 bytes_sent=self.traffic.sent,
                 seconds_left=elapsed / step * (steps - step),
+                round=self.first.rounds,
+                round_bytes=self.round_bytes,
+                compression=self._compression(),
+                delta_norm=self.delta_norm,
+                residual_norm=self.residual_norm,
+                update_norm=self.update_norm,
+                sync_fraction=self.clock.in_sync / elapsed,
             )
         )
+
+    def _compression(self) -> float | None:
+        sent = self.traffic.sent
+        return self.first.dense_bytes() / sent if sent else None
 
     def summary(self, label: str, algorithm: Algorithm) -> dict[str, Any]:
         """Figures of the finished run; the test split is read here for the first time."""
@@ -266,7 +300,7 @@ class _Run:
         assert self.validation is not None
         held_out = evaluate_anchor(self.world, self.dataset, "test", self.settings)
         self._log_evaluation("test", self.settings.steps, held_out)
-        traffic, dense = self.traffic, self.first.dense_bytes()
+        traffic = self.traffic
         recipe = algorithm.recipe
         return {
             "label": label,
@@ -281,8 +315,8 @@ class _Run:
             "parameters": sum(spec.numel for spec in self.first.specs),
             "bytes_sent_per_replica": traffic.sent,
             "bytes_received_per_replica": traffic.received,
-            "dense_bytes_per_replica": dense,
-            "compression": dense / traffic.sent if traffic.sent else None,
+            "dense_bytes_per_replica": self.first.dense_bytes(),
+            "compression": self._compression(),
             "seconds": seconds,
             "seconds_in_sync": in_sync,
             "corpus": self.corpus[0],

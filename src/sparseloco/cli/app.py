@@ -13,7 +13,6 @@ import typer
 from sparseloco.cli.shell import command
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -36,6 +35,7 @@ OutPath = Annotated[
         "--out", metavar="DIR", show_default=False, help="Folder to write to; a new one below runs/ if absent."
     ),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per peer and round to stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
 
 
@@ -52,6 +52,7 @@ def train(
     processes: Annotated[bool, typer.Option("--processes", help="Run each replica as a process of its own.")] = False,
     no_model: Annotated[bool, typer.Option("--no-model", help="Do not keep the trained model.")] = False,
     out: OutPath = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train one model and write a run folder with metrics, summary, report and the trained model.
@@ -69,7 +70,7 @@ def train(
     entry = Entry(label=settings.algorithm.preset, config=settings)
     folder = out or runs.free_folder(config.stem, settings.algorithm.preset)
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
-    with Screen(quiet=as_json) as screen:
+    with Screen(quiet=as_json, verbose=verbose) as screen:
         done = runs.train_one(entry, folder, screen, _command_line(words, folder), keep_model=not no_model)
     if done is None:
         return
@@ -89,6 +90,7 @@ def compare(
     only: Only = [],  # noqa: B006
     models: Annotated[bool, typer.Option("--models", help="Keep the trained model of each run.")] = False,
     out: OutPath = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every [[compare]] entry of a file on the same text in the same order, and report on all."""
@@ -99,7 +101,7 @@ def compare(
     entries = load_entries(config, overrides, only)
     folder = out or runs.free_folder(config.stem)
     words = ["compare", str(config), *_options("--set", overrides), *_options("--only", only)]
-    with Screen(quiet=as_json) as screen:
+    with Screen(quiet=as_json, verbose=verbose) as screen:
         done = runs.train_all(entries, folder, screen, _command_line(words, folder), keep_models=models)
     if as_json:
         print_json(done.summaries)
@@ -144,13 +146,15 @@ def report(
     out: OutPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one page and two pictures about finished runs."""
+    """Write one page and two pictures about finished runs; several seeds of the same settings give an interval."""
     from sparseloco.cli import runs
     from sparseloco.cli.screen import Screen
+    from sparseloco.report import groups
 
     done = runs.report_on(folders, out or (folders[0] if len(folders) == 1 else Path("runs/report")))
     if as_json:
-        print_json({"report": str(done.report), "runs": done.summaries})
+        repeated = [group.as_json() for group in groups(done.runs)]
+        print_json({"report": str(done.report), "runs": done.summaries, "over_seeds": repeated})
     else:
         Screen(quiet=True).show_runs(done.runs, done.report)
 

@@ -25,6 +25,7 @@ from sparseloco.model import MODEL_FOLDER, tensor_table
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.settings import RunConfig
 from sparseloco.trainer import train
+from sparseloco.writers import check_writers
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
 REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
@@ -111,6 +112,7 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
     Raises:
         ConfigError: if model, algorithm and launcher do not fit together.
     """
+    check_writers(config.logging.to)
     algorithm = build_algorithm(config)
     algorithm.describe(tensor_table(config))
     by_torchrun = config.transport.kind == "process_group" and not config.train.processes
@@ -158,6 +160,7 @@ def clear_folder(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         if (folder / MODEL_FOLDER / "config.json").is_file():
             shutil.rmtree(folder / MODEL_FOLDER)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # event files add up
     except OSError as error:
         raise ConfigError(
             f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from sparseloco.errors import ConfigError
-from sparseloco.settings import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TransportConfig
+from sparseloco.settings import DataConfig, LoggingConfig, ModelConfig, OptimizerConfig, TrainConfig, TransportConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -21,6 +21,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "train": TrainConfig,
     "optimizer": OptimizerConfig,
     "transport": TransportConfig,
+    "logging": LoggingConfig,
 }
 """Every section but ``[algorithm]``, whose keys depend on the preset."""
 
@@ -49,7 +50,7 @@ def to_struct(kind: type[S], where: str, section: Mapping[str, Any], *, also: It
             values[name] = msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"{where}.{name}={value!r}: must be {_in_words(field.type)}; the default is {as_toml(field.default)}"
+                f"{where}.{name}={value!r}: must be {in_words(field.type)}; the default is {as_toml(field.default)}"
             ) from error
         if isinstance(values[name], float) and not math.isfinite(values[name]):
             raise ConfigError(
@@ -102,9 +103,12 @@ def as_toml(value: object) -> str:
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
 
 
-def _in_words(kind: Any) -> str:
+def in_words(kind: Any) -> str:
+    """What a setting of this type must be, as errors and the reference say it."""
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(map(as_toml, typing.get_args(kind)))}"
     if typing.get_origin(kind) is tuple:
+        if typing.get_args(kind)[-1] is Ellipsis:
+            return "a list of texts in quotes"
         return f"a list of {len(typing.get_args(kind))} numbers"
     return _WORDS[kind]

@@ -140,7 +140,10 @@ class ProcessGroup:
         received: list[Tensor] = []
         works: list[dist.Work] = []
         for dtype in _dtypes(payload.specs):
-            flat = torch.cat([payload.tensors[s.name].reshape(-1) for s in payload.specs if s.dtype == dtype])
+            parts = [
+                payload.tensors[s.name].to("cpu") for s in payload.specs if s.dtype == dtype
+            ]  # MPS has no collectives
+            flat = torch.cat([part.reshape(-1) for part in parts])
             padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.num_peers))
             out = torch.empty_like(padded)
             work = dist.all_to_all_single(out, padded, group=self.group, async_op=True)
