@@ -1,7 +1,7 @@
 # Everything here needs Python 3.11 or newer, make and the package index; each target makes .venv by itself.
 # PYTHON=/path/to/python chooses the interpreter. pip reads its own settings (PIP_* variables, pip.conf).
 
-.PHONY: help demo test lint format bench docs coverage clean
+.PHONY: help demo test lint format bench docs reference coverage clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -38,9 +38,14 @@ bench:  ## run every benchmarks/bench_*.py
 	@$(if $(BENCHES),,echo "benchmarks: there is no benchmarks/bench_*.py yet, so nothing was measured" >&2; exit 1)
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python "$$bench"; done
 
-docs:  ## check the documentation: links, make targets, snippets, names
+docs:  ## build the documentation into build/site, strictly, after checking links, commands and generated pages
 	@sh tools/venv.sh dev
-	$(BIN)/python -m pytest -q tests/test_docs.py
+	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_docs_site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+
+reference:  ## write the generated pages of the documentation again
+	@sh tools/venv.sh dev
+	$(BIN)/python tools/reference.py
 
 coverage:  ## the tests again, with branch coverage
 	@sh tools/venv.sh dev

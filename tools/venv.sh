@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 kind=${1:?"kind: must be demo or dev"}
 case $kind in
     demo) extras=plot ;;
-    dev) extras=dev,plot ;;
+    dev) extras=dev,plot,docs,tensorboard ;;
     *) echo "kind=$kind: must be demo or dev" >&2; exit 2 ;;
 esac
 

@@ -83,12 +83,12 @@ class Algorithm:
         """
         shared = {
             "format": FORMAT,
-            "local": self.local.name,
-            "channel": _plain(self.channel),
-            "outer": _plain(self.outer),
-            "schedule": _plain(self.schedule),
-            "merge": _plain(self.merge),
-            "fragments": _plain(self.fragments),
+            "local": _plain(self.local.shared, shared=True),
+            "channel": _plain(self.channel, shared=True),
+            "outer": _plain(self.outer, shared=True),
+            "schedule": _plain(self.schedule, shared=True),
+            "merge": _plain(self.merge, shared=True),
+            "fragments": _plain(self.fragments, shared=True),
             "sync_buffers": self.sync_buffers,
             "tensors": [(spec.name, list(spec.shape), str(spec.dtype)) for spec in specs],
         }
@@ -148,19 +148,30 @@ class Description:
         return self.dense_bytes_per_round / max(1, self.payload_bytes_per_round)
 
 
-def _plain(part: Any) -> Any:
-    """A part as JSON values, with its stable name; functions by their settings or their qualified name."""
+def _plain(part: Any, *, shared: bool = False) -> Any:
+    """A part as JSON values, with its stable name; functions by their qualified name.
+
+    Raises:
+        ConfigError: if it must be comparable between peers (``shared``) and holds a function that is not.
+    """
     if isinstance(part, OptimizerSpec):
-        settings = {key: _plain(value) for key, value in part.settings}
-        return {"name": part.cls.__name__, "lr": _plain(part.lr), **settings}
+        settings = {key: _plain(value, shared=shared) for key, value in part.settings}
+        return {"name": part.cls.__name__, "lr": _plain(part.lr, shared=shared), **settings}
     if is_dataclass(part) and not isinstance(part, type):
-        values = {f.name: _plain(getattr(part, f.name)) for f in fields(part) if f.name != "recipe"}
+        own = [f.name for f in fields(part) if f.name != "recipe"]
+        values = {name: _plain(getattr(part, name), shared=shared) for name in own}
         return {"part": getattr(part, "name", type(part).__name__), **values}
     if isinstance(part, (tuple, list)):
-        return [_plain(item) for item in part]
+        return [_plain(item, shared=shared) for item in part]
     if isinstance(part, (str, int, float, bool)) or part is None:
         return part
-    return getattr(part, "__qualname__", repr(part))
+    name = getattr(part, "__qualname__", repr(part))
+    if shared and not name.replace(".", "").isidentifier():
+        raise ConfigError(
+            f"setting={name}: must be a frozen dataclass or a function at the top of a module, so that peers can "
+            "compare it; use WarmupCosine or write one of these"
+        )
+    return name
 
 
 __all__ = ["BUFFER_CHANNEL", "FORMAT", "Algorithm", "Description", "ErrorFeedback", "Recipe"]

@@ -162,6 +162,10 @@ class Channel:
 
         Returns:
             2-norm of the update.
+
+        Raises:
+            DivergenceError: if an outer step would leave the range of numbers; the same at every peer. Tensors before
+                the one it names have been stepped, so go on from a saved state.
         """
         square = 0.0
         if inbox:
@@ -170,7 +174,14 @@ class Channel:
                 updates = transform(updates)
             for j, update in enumerate(updates):
                 square += float(torch.linalg.vector_norm(update)) ** 2
-                outer.step_(state.anchor[j], update, state.outer[j], step)
+                moved = state.anchor[j].clone()
+                outer.step_(moved, update, state.outer[j], step)
+                if not _is_sane(moved):
+                    raise DivergenceError(
+                        f"anchor of {self._tensor_at(j, state)}=not finite: must stay finite (below {LARGEST:g}) in an "
+                        "outer step; lower the outer learning rate"
+                    )
+                state.anchor[j].copy_(moved)
         for i, (tensor, span) in enumerate(zip(live, state.spans, strict=True)):
             anchor = self.anchor_tensor(state, span, tuple(tensor.shape))
             tensor.copy_(merge(anchor, tensor, snapshot[i] if snapshot is not None else None))
@@ -181,7 +192,7 @@ class Channel:
         if not state.residual:
             state.residual = [torch.zeros_like(block) for block in state.anchor]
         for j, residual in enumerate(state.residual):
-            self.compressor.accumulate_(residual, payload.blocks[j], 1, state.codec[j])
+            self.compressor.accumulate_(residual, _on_device(payload.blocks[j], residual.device), 1, state.codec[j])
 
     def anchor_tensor(self, state: ChannelState, span: range, shape: tuple[int, ...]) -> Tensor:
         """The agreed value of one tensor, in its own shape."""
@@ -199,15 +210,16 @@ class Channel:
     def check_finite(self, inbox: Sequence[Envelope], state: ChannelState) -> None:
         """Refuse payloads with infinities, NaN or numbers so large that what they decode to overflows.
 
-        A mean of what is left is finite, so nothing else can bring infinities into an anchor.
+        A mean of what is left is finite; what an outer optimizer makes of it is checked again.
         """
         for envelope in inbox:
             for name, part in envelope.payload.tensors.items():
                 if part.is_floating_point() and not _is_sane(part):
+                    tensor = self._tensor_at(int(name.partition(".")[0]), state)
                     raise DivergenceError(
                         f"payload of peer {envelope.peer}, round {envelope.key.round}, "
-                        f"{self._tensor_of(name, state)}=not finite: must be finite (below {LARGEST:g}) to reach "
-                        "an anchor; leave that peer out of the round"
+                        f"{tensor}=not finite: must be finite (below {LARGEST:g}) to reach an anchor; "
+                        "leave that peer out of the round"
                     )
 
     def _delta(self, source: Source, spec: TensorSpec, state: ChannelState, span: range) -> Iterator[Tensor]:
@@ -235,15 +247,19 @@ class Channel:
     def _updates(self, inbox: Sequence[Envelope], state: ChannelState) -> Iterator[Tensor]:
         """Stored update blocks, one at a time; shared compressor state moves on as they are made."""
         for j, like in enumerate(state.anchor):
-            received = [(envelope.weight, envelope.payload.blocks[j]) for envelope in inbox]
+            received = [(e.weight, _on_device(e.payload.blocks[j], like.device)) for e in inbox]
             update = self.reducer.reduce(like, received, self.compressor, state.codec[j])
             self.compressor.advance_(state.codec[j], update)
             yield self.layout.synthesize(update, state.shapes[j])
 
     @staticmethod
-    def _tensor_of(part_name: str, state: ChannelState) -> str:
-        block = int(part_name.split(".", 1)[0])
+    def _tensor_at(block: int, state: ChannelState) -> str:
         return next(spec.name for spec, span in zip(state.specs, state.spans, strict=True) if block in span)
+
+
+def _on_device(parts: Parts, device: torch.device) -> Parts:
+    """Parts where the state lives; frames are decoded on the CPU."""
+    return {name: part.to(device) for name, part in parts.items()}
 
 
 def _is_sane(tensor: Tensor) -> bool:

@@ -30,3 +30,13 @@ class CheckpointError(SparseLocoError, RuntimeError):
 
 class Interrupted(SparseLocoError, RuntimeError):
     """A run was asked to stop and has stopped, as far as possible after saving."""
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse a setting that is not a whole number.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: must be a whole number; leave out the fraction")

@@ -1,4 +1,4 @@
-"""Held-out loss of the agreed parameters, and the world in which replicas live.
+"""Held-out loss of the agreed parameters or of any model, and the world in which replicas live.
 
 A *world* holds the replicas of this process: all of them in a simulation, one of them in a process of a group.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparseloco.data import Dataset, evaluation_batches
 from sparseloco.model import next_token_loss
@@ -71,18 +71,68 @@ class Evaluation:
 
 def evaluate_anchor(world: World, dataset: Dataset, split: str, settings: TrainConfig) -> Evaluation:
     """Loss of the agreed parameters on held-out text, the first windows of the split."""
-    nats, tokens, num_bytes = 0.0, 0, 0
+    with world.turn(0) as replica, anchored(world.model, replica):
+        return evaluate_split(world.model, dataset, split, settings)
+
+
+def evaluate_split(model: nn.Module, dataset: Dataset, split: str, settings: TrainConfig) -> Evaluation:
+    """Loss of a model as it is on the first windows of a split."""
     batches = evaluation_batches(
         dataset.split(split), settings.sequence_length, settings.batch_size, settings.evaluation_tokens
     )
-    with world.turn(0) as replica, _anchored(world.model, replica), torch.no_grad():
-        for batch in batches:
-            with autocast(settings):
-                loss = next_token_loss(world.model, batch)
-            count = batch[:, 1:].numel()
-            nats += float(loss) * count
-            tokens += count
-            num_bytes += int(dataset.token_bytes[batch[:, 1:]].sum())
+    nats, tokens, num_bytes = 0.0, 0, 0
+    for batch in batches:
+        nats += _nats(model, batch, settings)
+        tokens += batch[:, 1:].numel()
+        num_bytes += int(dataset.token_bytes[batch[:, 1:]].sum())
+    return _figures(nats, tokens, num_bytes)
+
+
+def evaluate_text(
+    model: nn.Module,
+    encode: Callable[[str], Sequence[int]],
+    end_token: int,
+    texts: Iterable[str],
+    settings: TrainConfig,
+) -> Evaluation:
+    """Loss of a model on whole documents, with any tokenizer.
+
+    Every token of every document and the end token behind it is predicted once, in windows of ``sequence_length``;
+    the bits are over all bytes of these documents.
+
+    Args:
+        model: In evaluation mode.
+        encode: The tokenizer, without special tokens.
+        end_token: What stands between documents, and before the first.
+        texts: Documents; no further one is taken once there are ``evaluation_tokens`` tokens.
+        settings: Lengths, batch size and precision.
+    """
+    row, num_bytes = [end_token], 0
+    for text in texts:
+        row += [*encode(text), end_token]
+        num_bytes += len(text.encode())
+        if len(row) > settings.evaluation_tokens:
+            break
+    length, nats = settings.sequence_length, 0.0
+    starts = range(0, len(row) - 1, length)
+    whole = [start for start in starts if start + length < len(row)]
+    for first in range(0, len(whole), settings.batch_size):
+        windows = [row[start : start + length + 1] for start in whole[first : first + settings.batch_size]]
+        nats += _nats(model, torch.tensor(windows), settings)
+    if len(whole) < len(starts):
+        nats += _nats(model, torch.tensor([row[starts[-1] :]]), settings)
+    return _figures(nats, len(row) - 1, num_bytes)
+
+
+@torch.no_grad()
+def _nats(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:
+    """Sum of the losses of all predicted tokens."""
+    with autocast(settings):
+        loss = next_token_loss(model, batch)
+    return float(loss) * batch[:, 1:].numel()
+
+
+def _figures(nats: float, tokens: int, num_bytes: int) -> Evaluation:
     return Evaluation(nats / tokens, nats / max(1, num_bytes) / math.log(2), tokens)
 
 
@@ -92,13 +142,16 @@ def autocast(settings: TrainConfig) -> torch.autocast:
 
 
 @contextlib.contextmanager
-def _anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
+def anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
     """The model holds the anchor inside this block, in evaluation mode."""
     was_training = model.training
-    before = [(param, param.data) for param in replica.params.values()]
     anchor = replica.anchor()
-    for name, param in replica.params.items():
-        param.data = anchor[name].to(param.dtype)
+    # Synced buffers are in the anchor under their own names.
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    before = [(tensor, tensor.data) for name, tensor in tensors if name in anchor]
+    for name, tensor in tensors:
+        if name in anchor:
+            tensor.data = anchor[name].to(tensor.dtype)
     model.eval()
     try:
         yield

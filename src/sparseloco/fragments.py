@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, check_whole
 from sparseloco.types import TensorSpec
 
 
@@ -94,7 +94,7 @@ class Layers:
         if len(found) < self.num_fragments:
             raise ConfigError(
                 f"num_fragments={self.num_fragments!r}: must be at most the {len(found)} numbered layers of the model; "
-                "use fewer, or Even(num_fragments) for a model without numbered layers"
+                "use fewer, or fragment_by='size' (Even) for a model without numbered layers"
             )
         place = {layer: i for i, layer in enumerate(found)}
         fragments: list[list[int]] = [[] for _ in range(self.num_fragments)]
@@ -112,10 +112,11 @@ class Layers:
 
 
 def _check_num_fragments(num_fragments: int) -> None:
+    check_whole("num_fragments", num_fragments)
     if num_fragments < 1:
         raise ConfigError(f"num_fragments={num_fragments!r}: must be at least 1; use 1 for the whole model")
 
 
 def _layer_of(name: str) -> int | None:
-    match = re.search(r"\.(\d+)\.", name)
+    match = re.search(r"(?:^|\.)(\d+)\.", name)
     return int(match.group(1)) if match else None

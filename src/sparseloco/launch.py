@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import queue
@@ -27,12 +28,26 @@ from sparseloco.checkpoint import Checkpoint
 from sparseloco.data import Dataset, load_corpus, prepare
 from sparseloco.errors import ConfigError, SparseLocoError
 from sparseloco.metrics import Status
+from sparseloco.model import build_run_model
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig
 from sparseloco.simulate import replica_rng_state
-from sparseloco.trainer import ProgressCallback, StopCallback, build_run_model, train
+from sparseloco.trainer import ProgressCallback, StopCallback, train
 from sparseloco.transport import ProcessGroup
 from sparseloco.transport.process_group import joined_group
+
+logger = logging.getLogger("sparseloco")
+
+
+class _Forward(logging.Handler):
+    """The log of a worker process, as events for the process that shows it."""
+
+    def __init__(self, events: Queue[tuple[str, Any]]) -> None:
+        super().__init__()
+        self.events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.put(("log", record.getMessage()))
 
 
 class Solo:
@@ -80,6 +95,7 @@ def train_processes(
     progress: ProgressCallback | None = None,
     resume: Checkpoint | None = None,
     stop: StopCallback | None = None,
+    keep_model: bool = False,
 ) -> dict[str, Any]:
     """Like :func:`sparseloco.trainer.train`, with each replica a process of this machine.
 
@@ -91,7 +107,10 @@ def train_processes(
     stopping = context.Event()
     with tempfile.TemporaryDirectory(prefix="sparseloco-") as folder:
         rendezvous = f"file://{folder}/rendezvous"
-        arguments = (config, algorithm, out, label, rendezvous, events, resume, stopping)
+        arguments = (
+            *(config, algorithm, out, label, keep_model, rendezvous, events, logger.getEffectiveLevel()),
+            *(resume, stopping),
+        )
         workers = [
             context.Process(target=_worker, args=(rank, *arguments), daemon=True)
             for rank in range(config.train.workers)
@@ -117,6 +136,7 @@ def train_rank(
     progress: ProgressCallback | None = None,
     resume: Checkpoint | None = None,
     stop: StopCallback | None = None,
+    keep_model: bool = False,
 ) -> dict[str, Any]:
     """One rank of a group that torchrun started; rank 0 writes and returns the summary.
 
@@ -132,7 +152,16 @@ def train_rank(
     with joined_group("env://", int(os.environ["RANK"]), world_size):
         world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
         return train(
-            config, algorithm, dataset, out, label=label, progress=progress, world=world, resume=resume, stop=stop
+            config,
+            algorithm,
+            dataset,
+            out,
+            label=label,
+            progress=progress,
+            world=world,
+            resume=resume,
+            stop=stop,
+            keep_model=keep_model,
         )
 
 
@@ -147,8 +176,10 @@ def _worker(
     algorithm: Algorithm,
     out: Path | None,
     label: str,
+    keep_model: bool,
     rendezvous: str,
     events: Queue[tuple[str, Any]],
+    log_level: int,
     resume: Checkpoint | None,
     stopping: Event,
 ) -> None:
@@ -158,6 +189,8 @@ def _worker(
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if rank == 0:
         warnings.showwarning = lambda message, *_, **__: events.put(("warning", str(message)))
+    logger.setLevel(log_level)
+    logger.addHandler(_Forward(events))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
     try:
         dataset = prepare(
@@ -182,6 +215,7 @@ def _worker(
                 world=world,
                 resume=resume,
                 stop=stopping.is_set,
+                keep_model=keep_model,
             )
         if rank == 0:
             events.put(("summary", summary))
@@ -208,6 +242,8 @@ def _follow(events: Iterator[tuple[str, Any]], progress: ProgressCallback | None
             raise value
         if kind == "warning":
             warnings.warn(value, stacklevel=3)
+        elif kind == "log":
+            logger.info("%s", value)
         elif progress is not None:
             progress(Status(*value))
     raise SparseLocoError("workers=all ended: must leave a summary; look above for what they printed")

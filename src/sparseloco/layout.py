@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, check_whole
 from sparseloco.types import Blocks
 
 
@@ -366,5 +366,6 @@ def _concatenate(blocks: Blocks, shape: tuple[int, ...]) -> Tensor:
 
 
 def _check_positive(field: str, value: int) -> None:
+    check_whole(field, value)
     if value < 1:
         raise ConfigError(f"{field}={value!r}: must be at least 1; use a positive whole number")

@@ -58,6 +58,11 @@ class LocalPhase(Protocol):
 
     name: ClassVar[str]
 
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """What peers must have alike; part of the fingerprint."""
+        ...
+
     def build(self, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
         """The inner optimizer, if this phase names one."""
         ...
@@ -89,6 +94,10 @@ class InnerSteps:
     optimizer: OptimizerSpec | None = None
     clip_norm: float | None = None
     name: ClassVar[str] = "inner_steps"
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        return (self.name,)
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -128,6 +137,10 @@ class Gradients:
 
     scale: float | Schedule = 1.0
     name: ClassVar[str] = "gradients"
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        return (self.name, self.scale)
 
     def build(self, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
         return None

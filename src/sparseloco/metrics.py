@@ -15,15 +15,22 @@ from sparseloco.errors import CheckpointError
 
 
 class Status(NamedTuple):
-    """State of a run for a progress display.
+    """State of a run for a progress display; bytes and norms are those of the first replica here.
 
     Attributes:
         step: Inner steps made, of ``steps``.
         train_loss: Mean over this step's replicas, nats per token.
         validation_loss: Of the anchor at the last evaluation; None before the first.
-        tokens_per_s: All replicas of this process together.
+        tokens_per_s: All replicas of the run together.
         bytes_sent: Frame bytes per replica so far.
         seconds_left: Estimate until the last step.
+        round: Rounds posted so far.
+        round_bytes: Frame bytes of the last round.
+        compression: Dense float32 bytes over frame bytes so far; None before the first round.
+        delta_norm: Way from the anchor to the live parameters when the log was last written; None before.
+        residual_norm: What was not sent yet, at the same time.
+        update_norm: Last update of the anchor; None before the first.
+        sync_fraction: Share of the time spent on encoding, exchanging and applying.
     """
 
     step: int
@@ -33,6 +40,13 @@ class Status(NamedTuple):
     tokens_per_s: float
     bytes_sent: int
     seconds_left: float
+    round: int = 0
+    round_bytes: int = 0
+    compression: float | None = None
+    delta_norm: float | None = None
+    residual_norm: float | None = None
+    update_norm: float | None = None
+    sync_fraction: float = 0.0
 
 
 class MetricsLog:

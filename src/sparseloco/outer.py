@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,7 +42,7 @@ class Sgd:
     portable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not callable(self.lr) and not self.lr > 0:
+        if not callable(self.lr) and not 0 < self.lr < math.inf:
             raise ConfigError(f"lr={self.lr!r}: must be positive; the outer step moves along minus the update")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum!r}: must be in [0, 1); use 0 for plain SGD")

@@ -24,7 +24,7 @@ from sparseloco.compress import (
     TopK,
     ValueCode,
 )
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, check_whole
 from sparseloco.fragments import Even, Layers
 from sparseloco.layout import Chunks, DctTiles, Flat, Matrices, Tiles
 from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw
@@ -45,6 +45,8 @@ VALUE_CODES: dict[str, Callable[[], ValueCode]] = {
 
 def ddp(*, inner: OptimizerSpec | None = None, clip_norm: float | None = None) -> Algorithm:
     """Data parallel training: one optimizer step on the mean gradient, every step.
+
+    Reference: Li et al., 2020, arXiv:2006.15704.
 
     Args:
         inner: The optimizer, applied to the mean gradient; None means AdamW.
@@ -140,6 +142,11 @@ def streaming_diloco(
         clip_norm: Largest gradient norm at an inner step.
     """
     _check_inner_steps(inner_steps)
+    check_whole("num_fragments", num_fragments)
+    if num_fragments > inner_steps:
+        raise ConfigError(
+            f"num_fragments={num_fragments!r}: must be at most inner_steps={inner_steps}, one post a step; use fewer"
+        )
     if fragment_by not in ("layers", "size"):
         raise ConfigError(f"fragment_by={fragment_by!r}: must be 'layers' or 'size'; choose one of them")
     return Algorithm(
@@ -187,7 +194,7 @@ def sparseloco(
         tile: Tile side; a tile of 64 x 64 has 4096 values.
         decay: Share of the residual carried to the next round.
         values: Code of the kept values: sign_two_level, sign_one_level, statistical or float32.
-        mean_over: contributors or peers.
+        mean_over: What the mean is over: contributors, who sent that coordinate, or all peers.
         outer_lr: Outer learning rate.
         delay: Steps a message is in flight; the progress made meanwhile is kept.
         panels: Panels along dim 0, so that sharded replicas give the same bytes.
@@ -275,7 +282,7 @@ def powersgd(*, lr: float | Schedule = 0.05, rank: int = 4, momentum: float = 0.
     Args:
         lr: Learning rate of the SGD that follows.
         rank: Rank of the factors.
-        momentum: Its momentum.
+        momentum: Momentum of that SGD.
     """
     return Algorithm(
         local=Gradients(),
@@ -365,6 +372,7 @@ def _every(inner_steps: int, *, delay: int = 0) -> SyncSchedule:
 
 
 def _check_inner_steps(inner_steps: int) -> None:
+    check_whole("inner_steps", inner_steps)
     if inner_steps < 1:
         raise ConfigError(f"inner_steps={inner_steps!r}: must be at least 1; use 1 to synchronize after every step")
 

@@ -20,7 +20,7 @@ from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.reduce import check_weight
-from sparseloco.types import Envelope, Key, Payload, TensorSpec
+from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
 
 
 class Replica:
@@ -51,6 +51,7 @@ class Replica:
         self.step = 0
         self.weight = 1
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         if not self.params:
             raise ConfigError("model=no trainable parameters: must have at least one; set requires_grad on some")
         self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
@@ -156,8 +157,11 @@ class Replica:
         return hex_digest(*map(sum, zip(*(lane.digest_lanes() for lane in self._lanes), strict=True)))
 
     def tensor_digests(self) -> dict[str, str]:
-        """A digest per tensor of the anchor, to name which one differs."""
-        return {
+        """A digest per tensor that peers must start with alike, frozen ones included, to name which one differs."""
+        frozen = {
+            name: hex_digest(*digest_tensors([("", p.to(state_dtype(p.dtype)))])) for name, p in self._frozen.items()
+        }
+        return frozen | {
             spec.name: hex_digest(*digest_tensors([(f"{j - span.start}", lane.state.anchor[j]) for j in span]))
             for lane in self._lanes
             for spec, span in zip(lane.state.specs, lane.state.spans, strict=True)

@@ -18,16 +18,17 @@ from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset
 from sparseloco.errors import CheckpointError
 from sparseloco.evaluation import Evaluation, World
-from sparseloco.metrics import MetricsLog
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, TrainConfig, to_table
 from sparseloco.transport import Traffic, collect_early
 from sparseloco.types import Envelope, Key
+from sparseloco.writers import FanOut
 
 _MUST_EQUAL = ("algorithm", "model", "data", "train", "optimizer")
 _MAY_DIFFER = {"train.workers", "train.processes", "train.log_every", "train.evaluate_every", "data.path"}
 """Settings that a resumed run may change; a corpus is known by its hash, not by its place."""
 _MOST_NAMED = 4
+_PLAIN = ("step", "tokens", "data_step", "update_norm", "delta_norm", "residual_norm", "round_bytes", "counted")
 
 
 @dataclass
@@ -61,7 +62,10 @@ class Books:
         step: Steps made.
         tokens: Tokens that all replicas have seen.
         data_step: Steps of the order of samples that are used up.
-        update_norm: Of the last round.
+        update_norm: Of the last round; the norms are None before the first.
+        delta_norm: At the last line of the log, as is ``residual_norm``.
+        round_bytes: Sent by one replica in the last round.
+        counted: Rounds and bytes when a round was last posted.
         validation: Last evaluation.
     """
 
@@ -69,7 +73,11 @@ class Books:
     step: int = 0
     tokens: int = 0
     data_step: int = 0
-    update_norm: float = 0.0
+    update_norm: float | None = None
+    delta_norm: float | None = None
+    residual_norm: float | None = None
+    round_bytes: int = 0
+    counted: tuple[int, int] = (0, 0)
     validation: Evaluation | None = None
     clock: Clock = field(default_factory=Clock)
 
@@ -83,10 +91,7 @@ class Books:
         """What is the same at every process, as plain values."""
         seen = self.validation
         return {
-            "step": self.step,
-            "tokens": self.tokens,
-            "data_step": self.data_step,
-            "update_norm": self.update_norm,
+            **{name: getattr(self, name) for name in _PLAIN},
             "validation": [seen.loss, seen.bits_per_byte, seen.tokens] if seen else None,
             "seconds": self.clock.total,
             "seconds_in_sync": self.clock.in_sync,
@@ -94,8 +99,8 @@ class Books:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`shared`."""
-        self.step, self.tokens, self.data_step = state["step"], state["tokens"], state["data_step"]
-        self.update_norm = state["update_norm"]
+        for name in _PLAIN:
+            setattr(self, name, state[name])
         self.validation = Evaluation(*state["validation"]) if state["validation"] else None
         self.clock = Clock(time.perf_counter() - state["seconds"], state["seconds_in_sync"])
 
@@ -146,7 +151,7 @@ class Keeper:
         """Whether the settings ask for a checkpoint after ``step``."""
         return self.config.checkpoint.every > 0 and step % self.config.checkpoint.every == 0
 
-    def save(self, books: Books, log: MetricsLog | None) -> bool:
+    def save(self, books: Books, log: FanOut | None) -> bool:
         """Write a checkpoint; one that cannot be written is warned about and costs nothing else."""
         if self.saved_step == books.step:
             return True
@@ -208,7 +213,7 @@ class Keeper:
             fate = f"residuals of peers {settings.workers} to {before - 1} are dropped"
         warnings.warn(f"train.workers={settings.workers}: the checkpoint has {before}; {fate}", stacklevel=3)
 
-    def _finish(self, books: Books, log: MetricsLog | None, inboxes: Mapping[Key, list[Envelope]]) -> None:
+    def _finish(self, books: Books, log: FanOut | None, inboxes: Mapping[Key, list[Envelope]]) -> None:
         first, workers = self.world.replicas[0], self.config.train.workers
         shared = {
             "replica": first.shared_state(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, check_whole
 from sparseloco.types import Schedule
 
 
@@ -34,6 +34,8 @@ class SyncSchedule:
     delay: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("every", "stagger", "delay"):
+            check_whole(name, getattr(self, name))
         if self.every < 1:
             raise ConfigError(f"every={self.every!r}: must be at least 1; use 1 to synchronize after every step")
         if self.stagger < 0:

@@ -99,12 +99,12 @@ def _check_local_phase(algorithm: Algorithm) -> None:
 
 
 def _inside_grad_scaler() -> bool:
-    """Whether the present call came from ``GradScaler.step``, which calls the optimizer only if it likes."""
+    """Whether an enabled ``GradScaler`` made this call; it calls the optimizer only when it likes."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     for _ in range(_SCALER_DEPTH):
         if frame is None:
             return False
         if frame.f_globals.get("__name__") == _SCALER_MODULE:
-            return True
+            return bool(frame.f_locals["self"].is_enabled())
         frame = frame.f_back
     return False

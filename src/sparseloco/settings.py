@@ -30,7 +30,7 @@ def _either(values: list[int]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _has_fast_bf16() -> bool:
+def has_fast_bf16() -> bool:
     """Whether this processor multiplies bfloat16 in hardware; without that, autocast on a CPU only costs time."""
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
@@ -41,9 +41,14 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
-    """``[model]``: the Llama that is trained; its vocabulary is the tokenizer's, its context ``sequence_length``.
+    """``[model]``: what is trained.
+
+    Either a Llama from its numbers, whose vocabulary is the tokenizer's and whose context is ``sequence_length``; or
+    ``config`` or ``pretrained`` alone, for any causal language model that ``transformers`` knows.
 
     Attributes:
+        config: A ``config.json``, a folder that holds one, or a name on the Hub: that model with new weights.
+        pretrained: A folder of ``save_pretrained``, or a name on the Hub: that model with its weights.
         hidden_size: Width; a multiple of ``2 * num_heads``.
         num_layers: Blocks.
         num_heads: Attention heads.
@@ -51,6 +56,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         tie_embeddings: Use one matrix for tokens in and out.
     """
 
+    config: str = ""
+    pretrained: str = ""
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
@@ -60,6 +67,27 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size"):
             _at_least("model", name, getattr(self, name), 1)
+        if self.config and self.pretrained:
+            raise ConfigError(
+                f"model.config={self.config!r}: must not stand beside model.pretrained={self.pretrained!r}; keep "
+                "config for new weights, or pretrained to go on from its own"
+            )
+        if self.is_named:
+            self._refuse_numbers("config" if self.config else "pretrained")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the model is one of ``transformers`` by name or path, not a Llama from numbers."""
+        return bool(self.config or self.pretrained)
+
+    def _refuse_numbers(self, named: str) -> None:
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("config", "pretrained") and value != field.default:
+                raise ConfigError(
+                    f"model.{field.name}={value!r}: must be left out beside model.{named}={getattr(self, named)!r}, "
+                    "which says it already; change it there"
+                )
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
@@ -138,7 +166,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         _one_of("train", "autocast", self.autocast, ("auto", "off", "bf16"))
         if self.autocast == "auto":
             # Resolved here, so that the file in a run folder says what the run did.
-            msgspec.structs.force_setattr(self, "autocast", "bf16" if _has_fast_bf16() else "off")
+            msgspec.structs.force_setattr(self, "autocast", "bf16" if has_fast_bf16() else "off")
 
     @property
     def tokens(self) -> int:
@@ -224,6 +252,27 @@ class CheckpointConfig(Section, frozen=True, kw_only=True):
         _at_least("checkpoint", "keep", self.keep, 1)
 
 
+class LoggingConfig(Section, frozen=True, kw_only=True):
+    """``[logging]``: where figures go besides ``metrics.jsonl``, which is always written.
+
+    Attributes:
+        to: Any of "tensorboard", "wandb" and "trackio"; each needs the extra of its name, and stays on this machine
+            unless the package's own environment variables say otherwise.
+        project: Name of the project in wandb and trackio.
+    """
+
+    to: tuple[str, ...] = ()
+    project: str = "sparseloco"
+
+    def __post_init__(self) -> None:
+        for name in self.to:
+            _one_of("logging", "to", name, ("tensorboard", "wandb", "trackio"))
+        if len(set(self.to)) < len(self.to):
+            raise ConfigError(f"logging.to={list(self.to)}: must name each writer once; leave out the others")
+        if not self.project:
+            raise ConfigError("logging.project='': must name a project; use sparseloco")
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides a run, with all defaults spelled out.
 
@@ -238,6 +287,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: OptimizerConfig = OptimizerConfig()
     transport: TransportConfig = TransportConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:
         if self.optimizer.warmup_steps >= self.train.steps:
@@ -250,7 +300,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The sections of a run as plain values, every default spelled out."""
     table = {"algorithm": {"preset": config.algorithm.preset, **config.algorithm.settings}}
-    for section in ("model", "data", "train", "optimizer", "transport", "checkpoint"):
+    for section in ("model", "data", "train", "optimizer", "transport", "checkpoint", "logging"):
         table[section] = msgspec.to_builtins(getattr(config, section))
     return table
 

@@ -6,6 +6,7 @@ The loop advances each replica of this process, then settles each; it knows no m
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +16,19 @@ from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
-from sparseloco.data import Dataset, Sampler, check_vocabulary, check_windows
+from sparseloco.data import END_TOKEN, Dataset, Sampler, check_windows
 from sparseloco.errors import DivergenceError, Interrupted
-from sparseloco.evaluation import Evaluation, World, autocast, evaluate_anchor
+from sparseloco.evaluation import Evaluation, World, anchored, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
-from sparseloco.metrics import MetricsLog, Status, named_errors, write_atomically
-from sparseloco.model import build_model, next_token_loss, vocabulary_of
+from sparseloco.metrics import Status, named_errors, write_atomically
+from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, next_token_loss, save_model
 from sparseloco.replica import Replica
 from sparseloco.resume import Books, Keeper
 from sparseloco.schedule import value_at
 from sparseloco.settings import RunConfig, TrainConfig
 from sparseloco.simulate import Cohort
 from sparseloco.transport import Traffic, drain, post_due, settle
+from sparseloco.writers import FanOut, open_log
 
 ProgressCallback = Callable[[Status], None]
 StopCallback = Callable[[], bool]
@@ -35,6 +37,8 @@ CHECKPOINTS = "checkpoints"
 """Folder inside a run folder."""
 _BORDER_STEPS = 10
 """Least number of steps between two moments at which a run may be stopped: asking is a small message to all."""
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -48,8 +52,9 @@ def train(
     world: World | None = None,
     resume: Checkpoint | None = None,
     stop: StopCallback | None = None,
+    keep_model: bool = False,
 ) -> dict[str, Any]:
-    """Train, evaluate the anchor, and write ``metrics.jsonl``, checkpoints and ``summary.json``.
+    """Train, evaluate the anchor, and write ``metrics.jsonl``, checkpoints, ``summary.json`` and, if kept, ``model/``.
 
     Args:
         config: Resolved settings of the run.
@@ -61,6 +66,7 @@ def train(
         world: Replicas of this process; None simulates all of them here.
         resume: Where to continue; ``out`` must be given as well.
         stop: Asked at round borders; once it says so at any process, all save and stop.
+        keep_model: Write the last anchor and the tokenizer.
 
     Returns:
         The summary.
@@ -75,14 +81,14 @@ def train(
     if world is None:
         model = build_run_model(config, dataset.vocab_size)
         world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
-    check_vocabulary(vocabulary_of(world.model), dataset)
+    check_tokens(config, world.model, dataset)
     books = Books([[] for _ in world.replicas])
     keeper = log = None
     if out is not None:
         folder = CheckpointFolder(out / CHECKPOINTS, config.checkpoint.keep)
         keeper = Keeper(folder, config, algorithm, dataset, world, resume)
         metrics = keeper.load(resume, books) if resume is not None else b""
-        log = MetricsLog(out / "metrics.jsonl", metrics) if world.is_main else None
+        log = open_log(out, label, config, metrics) if world.is_main else None
     run = _Run(config, dataset, world, books, keeper, log, progress, stop)
     try:
         run.loop()
@@ -91,23 +97,12 @@ def train(
         if log is not None:
             log.close()
     if log is not None and out is not None:
-        with named_errors(out / "summary.json"):
+        with named_errors(out):
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+            if keep_model:
+                with world.turn(0) as replica, anchored(world.model, replica):
+                    save_model(world.model, dataset.tokenizer, END_TOKEN, out / MODEL_FOLDER)
     return summary
-
-
-def build_run_model(config: RunConfig, vocab_size: int) -> nn.Module:
-    """The model that a run trains, from its settings."""
-    return build_model(
-        vocab_size=vocab_size,
-        hidden_size=config.model.hidden_size,
-        num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
-        intermediate_size=config.model.intermediate_size,
-        tie_embeddings=config.model.tie_embeddings,
-        sequence_length=config.train.sequence_length,
-        seed=config.train.seed,
-    )
 
 
 def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:
@@ -131,7 +126,7 @@ class _Run:
         world: World,
         books: Books,
         keeper: Keeper | None,
-        log: MetricsLog | None,
+        log: FanOut | None,
         progress: ProgressCallback | None,
         stop: StopCallback | None,
     ) -> None:
@@ -202,7 +197,8 @@ class _Run:
                 loss = accumulate_gradients(self.world.model, batch, self.settings)
                 if not math.isfinite(loss):
                     raise DivergenceError(
-                        f"train_loss={loss} at step {step} of peer {replica.peer}: must be finite; "
+                        f"train_loss={loss} at step {step} of peer {replica.peer}, round {replica.rounds}: must be "
+                        "finite; "
                         "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm"
                     )
                 replica.local_step()
@@ -210,14 +206,24 @@ class _Run:
                     post_due(replica, self.world.transport)
             self.books.losses[index].append(loss)
             total += loss
+        self._count_round()
         return total / len(self.world.replicas)
+
+    def _count_round(self) -> None:
+        rounds, sent = self.first.rounds, self.traffic.sent
+        if rounds > self.books.counted[0]:
+            self.books.round_bytes = sent - self.books.counted[1]
+            self.books.counted = (rounds, sent)
 
     def _settle(self) -> None:
         for index, replica in enumerate(self.world.replicas):
-            if replica.due():
+            if keys := replica.due():
                 with self.world.turn(index), self.books.clock.sync():
                     norm = settle(replica, self.world.transport)
                 self.books.update_norm = norm if index == 0 else self.books.update_norm
+                for key in keys:
+                    where = (replica.peer, key.round, key.fragment)
+                    logger.info("peer %d, round %d, fragment %d: applied, update norm %.4g", *where, norm)
 
     def _drain(self) -> None:
         """Collect early what is still in flight, so that the last anchor holds every message."""
@@ -249,10 +255,12 @@ class _Run:
         means = [sum(losses) / len(losses) for losses in self.books.losses]
         train_loss = self.world.mean(sum(means) / len(means))
         self.books.losses = [[] for _ in means]
-        if self.log is None:
+        if not self.world.is_main:
             return
         with self.world.turn(0) as replica:
-            delta_norm = replica.delta_norm()
+            self.books.delta_norm, self.books.residual_norm = replica.delta_norm(), replica.residual_norm()
+        if self.log is None:
+            return
         self.log.write(
             "step",
             step=step,
@@ -262,11 +270,13 @@ class _Run:
             lr=_learning_rate(self.first, step),
             bytes_sent=self.traffic.sent,
             bytes_received=self.traffic.received,
+            round_bytes=self.books.round_bytes,
+            compression=self._compression(),
             seconds=self.books.clock.total,
             seconds_in_sync=self.books.clock.in_sync,
             tokens_per_s=self.books.tokens / self.books.clock.total,
-            delta_norm=delta_norm,
-            residual_norm=self.first.residual_norm(),
+            delta_norm=self.books.delta_norm,
+            residual_norm=self.books.residual_norm,
             update_norm=self.books.update_norm,
         )
 
@@ -283,8 +293,19 @@ class _Run:
                 tokens_per_s=self.books.tokens / elapsed,
                 bytes_sent=self.traffic.sent,
                 seconds_left=elapsed / step * (steps - step),
+                round=self.first.rounds,
+                round_bytes=self.books.round_bytes,
+                compression=self._compression(),
+                delta_norm=self.books.delta_norm,
+                residual_norm=self.books.residual_norm,
+                update_norm=self.books.update_norm,
+                sync_fraction=self.books.clock.in_sync / elapsed,
             )
         )
+
+    def _compression(self) -> float | None:
+        sent = self.traffic.sent
+        return self.first.dense_bytes() / sent if sent else None
 
     def summary(self, label: str, algorithm: Algorithm) -> dict[str, Any]:
         """Figures of the finished run; the test split is read here for the first time."""
@@ -294,7 +315,7 @@ class _Run:
         assert self.books.validation is not None
         held_out = evaluate_anchor(self.world, self.dataset, "test", self.settings)
         self._log_evaluation("test", held_out)
-        traffic, dense = self.traffic, self.first.dense_bytes()
+        traffic = self.traffic
         recipe = algorithm.recipe
         return {
             "label": label,
@@ -309,8 +330,8 @@ class _Run:
             "parameters": sum(spec.numel for spec in self.first.specs),
             "bytes_sent_per_replica": traffic.sent,
             "bytes_received_per_replica": traffic.received,
-            "dense_bytes_per_replica": dense,
-            "compression": dense / traffic.sent if traffic.sent else None,
+            "dense_bytes_per_replica": self.first.dense_bytes(),
+            "compression": self._compression(),
             "seconds": seconds,
             "seconds_in_sync": in_sync,
             "corpus": self.corpus[0],

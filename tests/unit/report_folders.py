@@ -12,6 +12,8 @@ path = "<stdlib>"
 [optimizer]
 lr = {lr}
 betas = [0.9, 0.95]
+[train]
+seed = {seed}
 """
 
 
@@ -24,6 +26,7 @@ def make_run(
     round_bytes: int = DENSE,
     rounds: int = 30,
     lr: float = 3e-3,
+    seed: int = 0,
     **changes: object,
 ) -> Path:
     """A run folder as the trainer writes it; ``changes`` replace fields of the summary."""
@@ -64,7 +67,7 @@ def make_run(
     }
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps(summary | changes))
-    (folder / "config.toml").write_text(CONFIG.format(preset=preset, lr=lr))
+    (folder / "config.toml").write_text(CONFIG.format(preset=preset, lr=lr, seed=seed))
     return folder
 
 

@@ -109,5 +109,5 @@ def test_too_many_fragments_are_refused() -> None:
         Layers(3).assign(transformer(2))
     assert str(caught.value) == (
         "num_fragments=3: must be at most the 2 numbered layers of the model; "
-        "use fewer, or Even(num_fragments) for a model without numbered layers"
+        "use fewer, or fragment_by='size' (Even) for a model without numbered layers"
     )

@@ -253,7 +253,7 @@ def test_settings_table_parts_what_differs_from_what_is_common(folders: list[Pat
     assert by_run["preset"] == ["sparseloco", "diloco", "diloco"]
     assert by_run["inner_steps"] == [15, 15, 15]
     assert by_run["optimizer.lr"] == [3e-3, 3e-3, 4e-3]
-    assert shared == {"data.path": "<stdlib>", "optimizer.betas": [0.9, 0.95]}
+    assert shared == {"data.path": "<stdlib>", "optimizer.betas": [0.9, 0.95], "train.seed": 0}
 
 
 def test_equal_labels_get_their_folder(tmp_path: Path):

@@ -1,8 +1,10 @@
-"""The command ``sparseloco``: train, compare, describe, report.
+"""The command ``sparseloco``: train, compare, describe, report, watch, generate, eval, export, doctor, cite.
 
 Settings are checked before anything is written. Heavy packages are imported by the commands that need them.
 """
 
+from sparseloco.cli import model_verbs as _model_verbs  # noqa: F401  # registers its verbs
+from sparseloco.cli import view_verbs as _view_verbs  # noqa: F401  # registers its verbs
 from sparseloco.cli.app import app
 
 

@@ -13,7 +13,6 @@ import typer
 from sparseloco.cli.shell import command
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -37,6 +36,7 @@ OutPath = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in the folder.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per peer and round to stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
 
 
@@ -51,11 +51,13 @@ def train(
     ] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Number of replicas.")] = None,
     processes: Annotated[bool, typer.Option("--processes", help="Run each replica as a process of its own.")] = False,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Do not keep the trained model.")] = False,
     out: OutPath = None,
     resume: Resume = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model and write a run folder with metrics, checkpoints, summary and report.
+    """Train one model and write a run folder with metrics, checkpoints, summary, report and the trained model.
 
     Needs no further terminal or environment variable. Started by torchrun, each rank is one replica. Ctrl-C stops
     after saving; `sparseloco train --resume RUN` continues the run in that folder.
@@ -74,14 +76,17 @@ def train(
     entry = Entry(label=settings.algorithm.preset, config=settings)
     folder = out or runs.free_folder(config.stem, settings.algorithm.preset)
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
-    with Screen(quiet=as_json) as screen:
-        done = runs.train_one(entry, folder, screen, _command_line(words, folder), resume=resume)
+    with Screen(quiet=as_json, verbose=verbose) as screen:
+        line = _command_line(words, folder)
+        done = runs.train_one(entry, folder, screen, line, keep_model=not no_model, resume=resume)
     if done is None:
         return
     if as_json:
-        _print_json(done.summaries[0])
-    else:
-        screen.show_runs(done.runs, done.report)
+        print_json(done.summaries[0])
+        return
+    screen.show_runs(done.runs, done.report)
+    if not no_model:
+        typer.echo(f"model: {folder / runs.MODEL_FOLDER}")
 
 
 @app.command("compare", epilog="Example: sparseloco compare examples/demo.toml --out runs/demo")
@@ -90,8 +95,10 @@ def compare(
     config: ConfigPath,
     overrides: Overrides = [],  # noqa: B006
     only: Only = [],  # noqa: B006
+    models: Annotated[bool, typer.Option("--models", help="Keep the trained model of each run.")] = False,
     out: OutPath = None,
     resume: Resume = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every [[compare]] entry of a file on the same text in the same order, and report on all."""
@@ -104,10 +111,11 @@ def compare(
     entries = load_entries(config, overrides, only)
     folder = out or runs.free_folder(config.stem)
     words = ["compare", str(config), *_options("--set", overrides), *_options("--only", only)]
-    with Screen(quiet=as_json) as screen:
-        done = runs.train_all(entries, folder, screen, _command_line(words, folder), resume=resume)
+    with Screen(quiet=as_json, verbose=verbose) as screen:
+        line = _command_line(words, folder)
+        done = runs.train_all(entries, folder, screen, line, keep_models=models, resume=resume)
     if as_json:
-        _print_json(done.summaries)
+        print_json(done.summaries)
     else:
         screen.show_runs(done.runs, done.report)
 
@@ -132,12 +140,12 @@ def describe(
     screen = Screen(quiet=True)
     if list_presets:
         rows = figures.presets()
-        _print_json(rows) if as_json else screen.show_presets(rows)
+        print_json(rows) if as_json else screen.show_presets(rows)
         return
     if config is None:
         raise ConfigError("CONFIG.toml: missing argument; name a file, or list the presets with --list")
     described = [figures.describe(entry) for entry in load_entries(config, overrides, only)]
-    _print_json(described) if as_json else screen.show_figures(described)
+    print_json(described) if as_json else screen.show_figures(described)
 
 
 @app.command("report", epilog="Example: sparseloco report runs/demo runs/mine --out runs/report")
@@ -149,13 +157,15 @@ def report(
     out: OutPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one page and two pictures about finished runs."""
+    """Write one page and two pictures about finished runs; several seeds of the same settings give an interval."""
     from sparseloco.cli import runs
     from sparseloco.cli.screen import Screen
+    from sparseloco.report import groups
 
     done = runs.report_on(folders, out or (folders[0] if len(folders) == 1 else Path("runs/report")))
     if as_json:
-        _print_json({"report": str(done.report), "runs": done.summaries})
+        repeated = [group.as_json() for group in groups(done.runs)]
+        print_json({"report": str(done.report), "runs": done.summaries, "over_seeds": repeated})
     else:
         Screen(quiet=True).show_runs(done.runs, done.report)
 
@@ -173,7 +183,8 @@ def _resumed(config: Path, out: Path | None) -> tuple[Path, Path]:
     return config, out
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Write a value as the whole of stdout."""
     typer.echo(json.dumps(value, indent=2))
 
 

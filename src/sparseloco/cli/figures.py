@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from sparseloco.algorithm import Algorithm
-from sparseloco.cli.runs import tensor_table
 from sparseloco.config import Entry, build_algorithm, keywords_of
 from sparseloco.local import InnerSteps, OptimizerSpec
+from sparseloco.model import tensor_table
 from sparseloco.outer import Sgd, TorchOptimizer
 from sparseloco.presets import PRESETS
 from sparseloco.report import units

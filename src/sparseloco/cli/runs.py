@@ -23,12 +23,12 @@ from sparseloco.data import Dataset, check_windows, load_corpus, prepare
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
 from sparseloco.launch import is_torchrun, train_processes, train_rank
 from sparseloco.metrics import named_errors, write_atomically
-from sparseloco.model import parameter_specs
+from sparseloco.model import MODEL_FOLDER, tensor_table
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.resume import check_identity, identity
 from sparseloco.settings import RunConfig
 from sparseloco.trainer import CHECKPOINTS, train
-from sparseloco.types import TensorSpec
+from sparseloco.writers import check_writers
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
 REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
@@ -51,33 +51,45 @@ class Listed(msgspec.Struct, frozen=True):
     tuned: tuple[str, ...] = ()
 
 
-def train_one(entry: Entry, folder: Path, screen: Screen, command: str, *, resume: bool = False) -> Done | None:
+def train_one(
+    entry: Entry, folder: Path, screen: Screen, command: str, *, keep_model: bool = True, resume: bool = False
+) -> Done | None:
     """Train one run into ``folder``, or continue what is there; None at ranks that do not write."""
     algorithm = checked_algorithm(entry.config)
-    dataset = _dataset(entry.config, screen)
+    dataset = read_dataset(entry.config, screen)
     if is_torchrun() and os.environ["RANK"] != "0":
         found = _newest(folder, entry, screen) if resume else None
         with stop_signals() as stop:
             train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
         return None
     check_folder(folder, resume=resume)
-    summary = _train(entry, algorithm, dataset, folder, screen, resume=resume)
+    summary = _train(entry, algorithm, dataset, folder, screen, keep_model=keep_model, resume=resume)
     return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
 
 
-def train_all(entries: Sequence[Entry], folder: Path, screen: Screen, command: str, *, resume: bool = False) -> Done:
+def train_all(
+    entries: Sequence[Entry],
+    folder: Path,
+    screen: Screen,
+    command: str,
+    *,
+    keep_models: bool = False,
+    resume: bool = False,
+) -> Done:
     """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison."""
     if is_torchrun():
         raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
     algorithms = [checked_algorithm(entry.config) for entry in entries]
-    dataset = _dataset(entries[0].config, screen)
+    dataset = read_dataset(entries[0].config, screen)
     for path in (folder, *(folder / entry.folder for entry in entries)):
         check_folder(path, resume=resume)
     clear_folder(folder)
     listed: list[dict[str, Any]] = []
     for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
         screen.say(f"[{number}/{len(entries)}] {entry.label}")
-        summary = _train(entry, algorithm, dataset, folder / entry.folder, screen, resume=resume)
+        summary = _train(
+            entry, algorithm, dataset, folder / entry.folder, screen, keep_model=keep_models, resume=resume
+        )
         listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
         _write_report([load_run(folder / entry.folder)], folder / entry.folder, None)
     write_atomically(folder / COMPARISON, json.dumps(listed, indent=2) + "\n")
@@ -115,6 +127,7 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
     Raises:
         ConfigError: if model, algorithm and launcher do not fit together.
     """
+    check_writers(config.logging.to)
     algorithm = build_algorithm(config)
     algorithm.describe(tensor_table(config))
     by_torchrun = config.transport.kind == "process_group" and not config.train.processes
@@ -124,19 +137,6 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
             "use --processes to start them on this machine"
         )
     return algorithm
-
-
-def tensor_table(config: RunConfig) -> tuple[TensorSpec, ...]:
-    """Tensors of the model of a run, with a vocabulary as large as was asked for."""
-    return parameter_specs(
-        vocab_size=config.data.vocab_size,
-        hidden_size=config.model.hidden_size,
-        num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
-        intermediate_size=config.model.intermediate_size,
-        tie_embeddings=config.model.tie_embeddings,
-        sequence_length=config.train.sequence_length,
-    )
 
 
 def free_folder(*words: str) -> Path:
@@ -181,13 +181,17 @@ def clear_folder(folder: Path) -> None:
             shutil.rmtree(folder / CHECKPOINTS)
         for name in (*RUN_FILES, *REPORT_FILES, COMPARISON):
             (folder / name).unlink(missing_ok=True)
+        if (folder / MODEL_FOLDER / "config.json").is_file():
+            shutil.rmtree(folder / MODEL_FOLDER)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # event files add up
     except OSError as error:
         raise ConfigError(
             f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"
         ) from error
 
 
-def _dataset(config: RunConfig, screen: Screen) -> Dataset:
+def read_dataset(config: RunConfig, screen: Screen) -> Dataset:
+    """The text of a run as tokens, long enough for its windows."""
     data = config.data
     with screen.reading(data.path) as progress:
         corpus = load_corpus(data.path)
@@ -197,7 +201,14 @@ def _dataset(config: RunConfig, screen: Screen) -> Dataset:
 
 
 def _train(
-    entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, screen: Screen, *, resume: bool
+    entry: Entry,
+    algorithm: Algorithm,
+    dataset: Dataset,
+    folder: Path,
+    screen: Screen,
+    *,
+    keep_model: bool,
+    resume: bool,
 ) -> dict[str, Any]:
     config = entry.config
     run = train_rank if is_torchrun() else train_processes if config.train.processes else train
@@ -211,7 +222,15 @@ def _train(
     with stop_signals() as stop, screen.training(entry.label, config.train.steps) as progress:
         try:
             return run(
-                config, algorithm, dataset, folder, label=entry.label, progress=progress, resume=found, stop=stop
+                config,
+                algorithm,
+                dataset,
+                folder,
+                label=entry.label,
+                progress=progress,
+                resume=found,
+                stop=stop,
+                keep_model=keep_model,
             )
         except Interrupted as error:
             words = shlex.join(["sparseloco", "train", "--resume", str(folder)])

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
-import math
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from sparseloco.cli.live import LiveView, status_line
 from sparseloco.metrics import Status
-from sparseloco.report import Run, summary_table, units
+from sparseloco.report import Run, groups, seeds_table, summary_table
 
 _WIDE = 160
 """Width of tables that go into a file or a pipe."""
 _MOST_COLUMNS = 4
+_PLAIN_SECONDS = 10.0
+"""Time between two lines about a run where there is no terminal to draw in."""
+
+_logger = logging.getLogger("sparseloco")
+
+
+class _Lines(logging.Handler):
+    """Log records as lines of a screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self.screen = screen
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.screen.say(self.format(record))
 
 
 class Screen:
-    """A terminal for one command; with ``quiet``, nothing but errors is written to stderr."""
+    """A terminal for one command.
 
-    def __init__(self, *, quiet: bool) -> None:
+    Args:
+        quiet: Write nothing but errors to stderr.
+        verbose: Show the library's log too, which names peer and round.
+    """
+
+    def __init__(self, *, quiet: bool, verbose: bool = False) -> None:
         self.quiet = quiet
         self.notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self.progress = Progress(
@@ -34,18 +58,29 @@ class Screen:
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             console=self.notes,
-            transient=True,
-            disable=quiet or not self.notes.is_terminal,
+        )
+        self.draws = self.notes.is_terminal and not quiet
+        self._view: LiveView | None = None
+        self._lines = _Lines(self) if verbose and not quiet else None
+        self._live = Live(
+            get_renderable=self._now, console=self.notes, transient=True, refresh_per_second=4, redirect_stdout=False
         )
 
     def __enter__(self) -> Screen:
-        self.progress.start()
+        if self.draws:
+            self._live.start()
+        if self._lines is not None:
+            _logger.addHandler(self._lines)
+            _logger.setLevel(logging.INFO)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        self._live.stop()
+        if self._lines is not None:
+            _logger.removeHandler(self._lines)
+            _logger.setLevel(logging.NOTSET)
 
     def say(self, text: str) -> None:
         """A line above the progress, also where there is no terminal."""
@@ -68,26 +103,33 @@ class Screen:
 
     @contextmanager
     def training(self, label: str, steps: int) -> Iterator[Callable[[Status], None]]:
-        """Progress of one run, as the trainer reports it, and a line about it when it is done."""
-        task = self.progress.add_task(label, total=steps, note="")
-        last: list[Status] = []
+        """A live view of one run, or lines now and then where there is no terminal; a last line when it is done."""
+        view, said_at = LiveView(label, steps), time.monotonic()
 
         def show(status: Status) -> None:
-            last[:] = [status]
-            self.progress.update(task, completed=status.step, note=status_line(status))
+            nonlocal said_at
+            view.update(status)
+            if not self.draws and status.step < status.steps and time.monotonic() - said_at >= _PLAIN_SECONDS:
+                said_at = time.monotonic()
+                self.say(f"{label}: step {status.step} of {steps}, {status_line(status)}")
 
+        self._view = view
         try:
             yield show
         finally:
-            self.progress.remove_task(task)
-        if last:
-            self.say(f"{label}: {last[0].step} steps, {status_line(last[0])}")
+            self._view = None
+        if view.last is not None:
+            self.say(f"{label}: {view.last.step} steps, {status_line(view.last)}")
 
     def show_runs(self, runs: Sequence[Run], report: Path) -> None:
         """The table of finished runs and the path of their report."""
         rows = [{name: cell.text for name, cell in row.items()} for row in summary_table(runs)]
         best = [{name for name, cell in row.items() if cell.best} for row in summary_table(runs)]
         self._print(_table(rows, best, name="Run"))
+        if repeated := groups(runs):
+            rows = [{name: cell.text for name, cell in row.items()} for row in seeds_table(repeated)]
+            self._print(Text("over seeds, mean \u00b1 half the width of its 95 % interval:"))
+            self._print(_table(rows, [set() for _ in rows], name="Run"))
         self._print(Text(f"report: {report}"))
 
     def show_figures(self, described: Sequence[Mapping[str, Any]]) -> None:
@@ -105,23 +147,29 @@ class Screen:
             table.add_row(*map(Text, (row["preset"], row["summary"], keywords)))
         self._print(table)
 
+    def show_examination(self, found: Mapping[str, Any]) -> None:
+        """What ``doctor`` found: figures by section, then what to know."""
+        from sparseloco.cli.doctor import in_words, title
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        for section, figures in found.items():
+            if section == "findings":
+                continue
+            for number, (name, value) in enumerate(figures.items()):
+                table.add_row(Text(section if number == 0 else ""), Text(title(name)), Text(in_words(name, value)))
+        self._print(table)
+        for finding in found["findings"]:
+            self._print(Text(f"\n{finding['what']}: {finding['why']}; {finding['remedy']}"))
+
+    def _now(self) -> RenderableType:
+        return self._view.renderable() if self._view is not None else self.progress.get_renderable()
+
     def _print(self, what: Table | Text) -> None:
         console = Console(highlight=False, markup=False, emoji=False)
         if not console.is_terminal:
             console = Console(highlight=False, markup=False, emoji=False, width=_WIDE)
         console.print(what, soft_wrap=isinstance(what, Text))
-
-
-def status_line(status: Status) -> str:
-    """The figures of a run under way in one line; what is not known yet is left out."""
-    figures = [f"{units.count(status.tokens_per_s)} tokens/s", f"sent {units.num_bytes(status.bytes_sent)}"]
-    if status.validation_loss is not None:
-        figures.insert(0, f"validation {units.loss(status.validation_loss)}")
-    if math.isfinite(status.train_loss):
-        figures.insert(0, f"loss {units.loss(status.train_loss)}")
-    if status.step < status.steps:
-        figures.append(f"{units.duration(status.seconds_left)} left")
-    return ", ".join(figures)
 
 
 def _table(rows: Sequence[Mapping[str, str]], best: Sequence[set[str]], *, name: str) -> Table:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparseloco.compress.base import float_bits, weighted
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, check_whole
 from sparseloco.keys import derive_key, uniform
 from sparseloco.types import Parts, PartSpec
 
@@ -39,6 +39,7 @@ class LowRank:
     portable: ClassVar[bool] = False  # matrix products and QR belong to the BLAS in use
 
     def __post_init__(self) -> None:
+        check_whole("rank", self.rank)
         if self.rank < 1:
             raise ConfigError(f"rank={self.rank!r}: must be at least 1; use a small whole number such as 4")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparseloco.compress.base import index_bits, index_dtype, kept_per_chunk, weighted
 from sparseloco.compress.values import SignTwoLevel, ValueCode
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, check_whole
 from sparseloco.types import Parts, PartSpec
 
 
@@ -49,6 +49,8 @@ class TopK:
     portable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_whole("k", self.k)
+        check_whole("chunk_size", self.chunk_size)
         if not 1 <= self.k <= self.chunk_size:
             raise ConfigError(
                 f"k={self.k!r}: must be between 1 and chunk_size={self.chunk_size}; "

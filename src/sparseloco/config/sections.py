@@ -14,6 +14,7 @@ from sparseloco.errors import ConfigError
 from sparseloco.settings import (
     CheckpointConfig,
     DataConfig,
+    LoggingConfig,
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "optimizer": OptimizerConfig,
     "transport": TransportConfig,
     "checkpoint": CheckpointConfig,
+    "logging": LoggingConfig,
 }
 """Every section but ``[algorithm]``, whose keys depend on the preset."""
 
@@ -57,7 +59,7 @@ def to_struct(kind: type[S], where: str, section: Mapping[str, Any], *, also: It
             values[name] = msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"{where}.{name}={value!r}: must be {_in_words(field.type)}; the default is {as_toml(field.default)}"
+                f"{where}.{name}={value!r}: must be {in_words(field.type)}; the default is {as_toml(field.default)}"
             ) from error
         if isinstance(values[name], float) and not math.isfinite(values[name]):
             raise ConfigError(
@@ -110,9 +112,12 @@ def as_toml(value: object) -> str:
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
 
 
-def _in_words(kind: Any) -> str:
+def in_words(kind: Any) -> str:
+    """What a setting of this type must be, as errors and the reference say it."""
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(map(as_toml, typing.get_args(kind)))}"
     if typing.get_origin(kind) is tuple:
+        if typing.get_args(kind)[-1] is Ellipsis:
+            return "a list of texts in quotes"
         return f"a list of {len(typing.get_args(kind))} numbers"
     return _WORDS[kind]

@@ -5,7 +5,20 @@ Reads only the files of a run folder, never a model or a transport, so that a re
 """
 
 from sparseloco.report.runs import Evaluation, Run, Summary, load_run
+from sparseloco.report.seeds import Group, groups, seeds_table
 from sparseloco.report.table import Cell, Row, summary_table
 from sparseloco.report.write import write_report
 
-__all__ = ["Cell", "Evaluation", "Row", "Run", "Summary", "load_run", "summary_table", "write_report"]
+__all__ = [
+    "Cell",
+    "Evaluation",
+    "Group",
+    "Row",
+    "Run",
+    "Summary",
+    "groups",
+    "load_run",
+    "seeds_table",
+    "summary_table",
+    "write_report",
+]

@@ -15,6 +15,7 @@ from sparseloco.metrics import write_atomically
 from sparseloco.report import story, units
 from sparseloco.report.charts import DARK, LIGHT, NUM_COLOURS, Chart, draw
 from sparseloco.report.runs import Run, distinct
+from sparseloco.report.seeds import Group, groups, seeds_table
 from sparseloco.report.table import settings_table, summary_table
 
 
@@ -45,10 +46,10 @@ def write_report(
     """
     if not runs:
         raise ConfigError("runs=[]: must hold at least one run; give the folder of a finished run")
-    runs = distinct(runs)
+    repeated, runs = groups(runs), distinct(runs)
     drawn = draw(runs) if charts else []
     contents: dict[str, str | bytes] = {f"{chart.name}.png": chart.png for chart in drawn}
-    contents["report.html"] = _page(runs, drawn, title=title, command=command)
+    contents["report.html"] = _page(runs, repeated, drawn, title=title, command=command)
     out_dir = Path(out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,9 @@ def write_report(
     return out_dir / "report.html"
 
 
-def _page(runs: Sequence[Run], drawn: Sequence[Chart], *, title: str, command: str | None) -> str:
+def _page(
+    runs: Sequence[Run], repeated: Sequence[Group], drawn: Sequence[Chart], *, title: str, command: str | None
+) -> str:
     """The whole report as HTML text, with the charts that were drawn."""
     import jinja2
 
@@ -79,6 +82,7 @@ def _page(runs: Sequence[Run], drawn: Sequence[Chart], *, title: str, command: s
             runs=runs,
             charts=drawn,
             rows=summary_table(runs),
+            repeated=seeds_table(repeated),
             by_run=by_run,
             shared=shared,
             tuned={name for run in runs for name in run.summary.tuned},

@@ -20,6 +20,18 @@ class Traffic(NamedTuple):
     received: int
 
 
+def round_traffic(head_bytes: int, body_bytes: int, num_peers: int, *, linear: bool) -> Traffic:
+    """What one message of each of ``num_peers`` equal peers costs one of them.
+
+    A sparse frame goes to everybody. A linear body is reduced on the way: a peer sends it once (slices, then its share
+    of the mean) and receives ``2 (R - 1) / R`` of it, as in a ring.
+    """
+    others = num_peers - 1
+    received = others * head_bytes
+    received += 2 * body_bytes * others // num_peers if linear else others * body_bytes
+    return Traffic(head_bytes + body_bytes, received)
+
+
 class Start(NamedTuple):
     """What a replica must have in common with its peers before the first round."""
 

@@ -7,7 +7,7 @@ import warnings
 from sparseloco import wire
 from sparseloco.errors import ConfigError, QuorumError
 from sparseloco.replica import Replica
-from sparseloco.transport.base import Start, Traffic, compare_starts
+from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
 from sparseloco.types import Envelope, Key, PartSpec
 
 
@@ -31,7 +31,7 @@ class Loopback:
         self._tables: dict[Key, tuple[PartSpec, ...]] = {}
         self._inboxes: dict[Key, list[Envelope]] = {}
         self._readers: dict[Key, int] = {}
-        self._traffic = {peer: Traffic(0, 0) for peer in range(num_peers)}
+        self._traffic: dict[int, Traffic] = {}
 
     def connect(self, replica: Replica) -> None:
         """Register a replica and compare its start with that of the first."""
@@ -50,9 +50,10 @@ class Loopback:
         frame = wire.encode(envelope)
         self._frames.setdefault(envelope.key, {})[envelope.peer] = frame
         self._tables[envelope.key] = envelope.payload.specs
-        for peer, (sent, received) in self._traffic.items():
-            mine = peer == envelope.peer
-            self._traffic[peer] = Traffic(sent + len(frame) * mine, received + len(frame) * (not mine))
+        head = wire.HEADER_BYTES
+        cost = round_traffic(head, len(frame) - head, self.num_peers, linear=envelope.payload.linear)
+        before = self.traffic(envelope.peer)
+        self._traffic[envelope.peer] = Traffic(before.sent + cost.sent, before.received + cost.received)
 
     def collect(self, key: Key) -> list[Envelope]:
         """Decode all frames of ``key`` at the first call; forget them after the last peer has collected."""
@@ -79,8 +80,8 @@ class Loopback:
         self._readers[key] = self._readers.get(key, 0) + 1
 
     def traffic(self, peer: int) -> Traffic:
-        """Frame bytes of ``peer``."""
-        return self._traffic[peer]
+        """Bytes of ``peer`` as they would be between processes."""
+        return self._traffic.get(peer, Traffic(0, 0))
 
     def set_traffic(self, peer: int, traffic: Traffic) -> None:
         """Go on from here."""

@@ -1,4 +1,4 @@
-"""Peers as ranks of a ``torch.distributed`` group: gloo here, NCCL on a cluster.
+"""Peers as ranks of a ``torch.distributed`` group of gloo; payloads travel as CPU bytes.
 
 Sparse payloads: one uint8 buffer per fragment and round, one all-gather of frames of equal size. Linear payloads
 never go through a floating-point all-reduce: slices go all-to-all, each rank adds its slice in peer order and
@@ -8,6 +8,7 @@ divides once, and the mean slices are gathered. That is the traffic of a ring, a
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from sparseloco import wire
 from sparseloco.errors import ConfigError
 from sparseloco.reduce import mean_of_tensors
 from sparseloco.replica import Replica
-from sparseloco.transport.base import Start, Traffic, compare_starts
+from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
 from sparseloco.types import Envelope, Key, PartSpec, Payload
 
 
@@ -39,13 +40,16 @@ class ProcessGroup:
     """One replica per rank of ``group``; the peer number is the rank.
 
     Args:
-        group: A process group with at least two ranks; None means the default one.
+        group: A gloo group with at least two ranks. None means the default one, which is made here if torchrun
+            started this process and nobody has made it yet.
 
     Raises:
         ConfigError: if ``torch.distributed`` is not initialised.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized() and "RANK" in os.environ:
+            dist.init_process_group("gloo")
         if not dist.is_initialized():
             raise ConfigError(
                 "group=None: must have torch.distributed initialised; call init_process_group or start with torchrun"
@@ -90,11 +94,14 @@ class ProcessGroup:
             slices, work = self._scatter_slices(envelope.payload)
             frames, gather = self._gather_frames(wire.encode(head))
             pending = _Pending(envelope, [*work, gather], frames, slices)
-            self._count(wire.HEADER_BYTES, sum(s.nbytes for s in slices))
+            cost = (wire.HEADER_BYTES, sum(s.nbytes for s in slices))
         else:
             frames, gather = self._gather_frames(wire.encode(envelope))
             pending = _Pending(envelope, [gather], frames, [])
-            self._count(frames[0].numel(), 0)
+            cost = (wire.HEADER_BYTES, frames[0].numel() - wire.HEADER_BYTES)
+        sent, received = round_traffic(*cost, self.num_peers, linear=envelope.payload.linear)
+        self._sent += sent
+        self._received += received
         self._pending[envelope.key] = pending
 
     def collect(self, key: Key) -> list[Envelope]:
@@ -115,11 +122,7 @@ class ProcessGroup:
         self._early[key] = inbox
 
     def traffic(self, peer: int) -> Traffic:
-        """Bytes of this rank; other ranks know theirs.
-
-        A mean that is reduced on the way costs a peer one payload sent (its slices, then its share of the mean) and
-        ``2 (R - 1) / R`` payloads received.
-        """
+        """Bytes of this rank; other ranks know theirs."""
         return Traffic(self._sent, self._received)
 
     def set_traffic(self, peer: int, traffic: Traffic) -> None:
@@ -130,10 +133,6 @@ class ProcessGroup:
         """Mean of a number over all ranks, added in rank order; for logs."""
         rows = self._gather_bytes(np.float64(value).tobytes())
         return float(sum(float(row.view(np.float64)[0]) for row in rows)) / self.num_peers
-
-    def _count(self, frame: int, payload: int) -> None:
-        self._sent += frame + payload
-        self._received += (self.num_peers - 1) * frame + 2 * payload * (self.num_peers - 1) // self.num_peers
 
     def _gather_bytes(self, data: bytes) -> list[np.ndarray]:
         frames, work = self._gather_frames(data)
@@ -152,7 +151,10 @@ class ProcessGroup:
         received: list[Tensor] = []
         works: list[dist.Work] = []
         for dtype in _dtypes(payload.specs):
-            flat = torch.cat([payload.tensors[s.name].reshape(-1) for s in payload.specs if s.dtype == dtype])
+            parts = [
+                payload.tensors[s.name].to("cpu") for s in payload.specs if s.dtype == dtype
+            ]  # MPS has no collectives
+            flat = torch.cat([part.reshape(-1) for part in parts])
             padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.num_peers))
             out = torch.empty_like(padded)
             work = dist.all_to_all_single(out, padded, group=self.group, async_op=True)

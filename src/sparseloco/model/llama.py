@@ -1,7 +1,6 @@
-"""The model of the main job: a Llama that is built from its numbers, and its loss.
+"""The model of the main job: a Llama that is built from its numbers.
 
-``transformers`` is imported only when a model is built. Knows nothing of data, replicas or transports.
-Shape letters: B windows in a batch, T tokens in a window, V vocabulary.
+``transformers`` is imported only when a model is built.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from sparseloco.errors import ConfigError
+from sparseloco.model.parts import seeded, table_of
 from sparseloco.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -85,28 +84,7 @@ def parameter_specs(
         max_position_embeddings=sequence_length,
         tie_word_embeddings=tie_embeddings,
     )
-    return tuple(TensorSpec(name, tuple(value.shape), value.dtype) for name, value in model.named_parameters())
-
-
-def next_token_loss(model: nn.Module, batch_BT: Tensor) -> Tensor:
-    """Mean cross entropy of each next token, in nats: float32, or float64 from float64 logits.
-
-    Half-precision logits (autocast) are widened once, here; the model's own loss would shift and widen them
-    again.
-
-    Args:
-        model: Maps ``input_ids`` to an object with ``logits`` ``[B, T - 1, V]``, as transformers' models do.
-        batch_BT: Windows of tokens; the last one of each is only predicted.
-    """
-    logits = model(input_ids=batch_BT[:, :-1], use_cache=False).logits
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return nn.functional.cross_entropy(wide.flatten(0, 1), batch_BT[:, 1:].flatten())
-
-
-def vocabulary_of(model: nn.Module) -> int:
-    """Size of the vocabulary of a transformers model."""
-    config: Any = model.config
-    return int(config.vocab_size)
+    return table_of(model)
 
 
 _NAMES = {
@@ -131,8 +109,6 @@ def _check_sizes(**sizes: int) -> None:
 
 def _build(device: str, seed: int, *, tie_word_embeddings: bool, **sizes: int) -> LlamaForCausalLM:
     _check_sizes(**sizes)
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed={seed}: must be in 0..2**63 - 1; use 0")
     from transformers import LlamaConfig, LlamaForCausalLM
 
     # Not among the declared fields of the config. On CPUs, torch's fused attention needs 1.5 times as long for
@@ -148,7 +124,5 @@ def _build(device: str, seed: int, *, tie_word_embeddings: bool, **sizes: int) -
         bos_token_id=0,
         eos_token_id=0,
     )
-    # The CPU generator alone is seeded: torch.manual_seed would also change the accelerators' generators.
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed), torch.device(device):
         return LlamaForCausalLM(config)

@@ -1,0 +1,57 @@
+"""The verbs that show things and train nothing: watch, doctor, cite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparseloco.cli.app import AsJson, app, print_json
+from sparseloco.cli.shell import command
+
+
+@app.command("watch", epilog="Example: sparseloco watch runs/mine")
+@command
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Folder of a run under way.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print every record of the run as a line of JSON.")] = False,
+) -> None:
+    """Show a run on this machine while it trains; ends when the run does, and Ctrl-C stops only the watching."""
+    from sparseloco.cli import watch as watching
+    from sparseloco.cli.screen import Screen
+
+    try:
+        with Screen(quiet=as_json) as screen:
+            watching.watch(folder, screen, typer.echo if as_json else None)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+@app.command("doctor", epilog="Example: sparseloco doctor --json")
+@command
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has, what is slow on it and why. Takes some seconds and writes nothing that stays."""
+    from sparseloco.cli import doctor as examination
+    from sparseloco.cli.screen import Screen
+
+    found = examination.examine()
+    print_json(found) if as_json else Screen(quiet=True).show_examination(found)
+
+
+@app.command("cite", epilog="Example: sparseloco cite sparseloco")
+@command
+def cite(
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET", show_default=False, help="A method; list them with describe --list.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Print the references of a method and of its parts as BibTeX."""
+    from sparseloco.citations import cite as references_of
+
+    found = references_of(preset)
+    if as_json:
+        print_json([{"role": role, **reference.fields(), "bibtex": reference.bibtex()} for role, reference in found])
+    else:
+        typer.echo("\n\n".join(f"% {role}\n{reference.bibtex()}" for role, reference in found))

@@ -1,0 +1,141 @@
+"""Any causal language model that ``transformers`` knows: new from a configuration, or continued from weights.
+
+``transformers`` is imported only inside functions. Code that comes with a model is never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparseloco.errors import ConfigError
+from sparseloco.model.parts import seeded, table_of
+from sparseloco.types import TensorSpec
+
+
+def causal_model(*, config: str = "", pretrained: str = "", sequence_length: int, seed: int = 0) -> nn.Module:
+    """A causal language model on the CPU, in float32.
+
+    Args:
+        config: A ``config.json``, a folder that holds one, or a name on the Hub: random weights from the seed.
+        pretrained: A folder of ``save_pretrained``, or a name on the Hub: its weights.
+        sequence_length: Longest window that it will see.
+        seed: Key of initial weights, in 0..2**63 - 1.
+
+    Raises:
+        ConfigError: if there is no such model, it needs code of its own, some weights are missing, or it has fewer
+            positions than ``sequence_length``.
+    """
+    found = _read_config(config, pretrained, sequence_length)
+    with seeded(seed):
+        if config:
+            return _from_config(found, "model.config", config)
+        return load_pretrained(pretrained, "model.pretrained")
+
+
+def causal_specs(*, config: str = "", pretrained: str = "", sequence_length: int) -> tuple[TensorSpec, ...]:
+    """Tensor table of ``causal_model``'s model, tied parameters once; no weights are read or allocated.
+
+    Raises:
+        ConfigError: as ``causal_model``, missing weights aside.
+    """
+    found = _read_config(config, pretrained, sequence_length)
+    name, where = _named(config, pretrained)
+    with torch.device("meta"):
+        return table_of(_from_config(found, name, where))
+
+
+def load_pretrained(where: str, name: str) -> nn.Module:
+    """Weights and configuration of a folder or of a name on the Hub, in float32 and ready to be trained.
+
+    Raises:
+        ConfigError: if it cannot be read or lacks weights; it begins with ``name``.
+    """
+    from transformers import AutoModelForCausalLM
+
+    place = _place(where, name)
+    with _readable(name, where), quiet():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+        )
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"{name}={where!r}: must hold all weights of {type(model).__name__}, but lacks {len(missing)}, for "
+            f"example {missing[0]}; name a model that was saved whole"
+        )
+    return model.train()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """``transformers`` draws no progress bars inside this block, since the terminal has one already."""
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of what an error says, with its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def _named(config: str, pretrained: str) -> tuple[str, str]:
+    return ("model.config", config) if config else ("model.pretrained", pretrained)
+
+
+def _read_config(config: str, pretrained: str, sequence_length: int) -> Any:
+    from transformers import AutoConfig
+
+    name, where = _named(config, pretrained)
+    place = _place(where, name)
+    with _readable(name, where):
+        found: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    longest = getattr(found, "max_position_embeddings", None)
+    if isinstance(longest, int) and longest < sequence_length:
+        raise ConfigError(
+            f"train.sequence_length={sequence_length}: must be at most {longest}, the positions of {name}={where!r}; "
+            f"use {longest} or less"
+        )
+    return found
+
+
+def _from_config(found: Any, name: str, where: str) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with _readable(name, where):
+        model: Any = AutoModelForCausalLM.from_config(found, dtype=torch.float32, trust_remote_code=False)
+    return model
+
+
+def _place(where: str, name: str) -> str:
+    """The path as it is, or a name on the Hub; what can only be a path must exist."""
+    path = Path(where).expanduser()
+    if path.exists():
+        return str(path)
+    if path.is_absolute() or where.startswith((".", "~")) or where.count("/") > 1 or path.suffix == ".json":
+        raise ConfigError(f"{name}={where!r}: must be an existing file or folder, or a name on the Hub; check the path")
+    return where
+
+
+@contextmanager
+def _readable(name: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"{name}={where!r}: must be a causal language model that transformers can read without code of the "
+            f"model's own ({reason_of(error)}); give a folder, or a name on the Hub that can be reached"
+        ) from error

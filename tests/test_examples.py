@@ -1,0 +1,63 @@
+"""Examples that run as they are printed (C-71): each as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def output_of(name: str, *launcher: str) -> str:
+    command = [sys.executable, *(launcher or ("-W", "error")), str(ROOT / "examples" / name)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.mp
+def test_plain_loop_by_torchrun() -> None:
+    """C-76: the context manager around a loop with its own module, schedule, clipping and accumulation."""
+    found = re.findall(
+        r"rank \d: loss (\S+) -> (\S+), (\d+) rounds, sent (\d+) bytes, anchor (\w{32})",
+        output_of("plain_loop.py", *TORCHRUN),
+    )
+    assert len(found) == 2
+    for first, last, rounds, sent, _ in found:
+        assert float(last) < 0.7 * float(first)
+        assert (int(rounds), int(sent) > 0) == (6, True)
+    assert found[0][4] == found[1][4]
+
+
+def test_vision_with_batch_normalization() -> None:
+    accuracy = re.fullmatch(r"accuracy (\S+), running means alike, digest \w{32}\n", output_of("vision_batchnorm.py"))
+    assert accuracy
+    assert float(accuracy[1]) > 0.9
+
+
+def test_adapters_alone_travel() -> None:
+    """C-60: a trainable subset, several replicas in one process."""
+    found = re.fullmatch(
+        r"loss (\S+) -> (\S+), trained (\d+) of (\d+) values, sent (\d+) bytes each\n", output_of("lora.py")
+    )
+    assert found
+    first, last, trained, whole, sent = map(float, found.groups())
+    assert last < first - 0.2
+    assert trained < whole / 30
+    # Eight rounds: dense float32 of the adapters would be 4 bytes for each value and round.
+    assert sent < 8 * 4 * trained / 10
+
+
+def test_every_example_is_tested_and_named_on_the_page() -> None:
+    page = (ROOT / "docs" / "library.md").read_text("utf-8")
+    tests = Path(__file__).read_text("utf-8")
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f"../examples/{example.name}" in page
+        assert f'"{example.name}"' in tests
