@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
-from sparseloco.data import Dataset, Sampler, check_vocabulary, check_windows
+from sparseloco.data import Dataset, check_vocabulary, check_windows, train_sampler
 from sparseloco.errors import DivergenceError
 from sparseloco.evaluation import Evaluation, World, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
@@ -140,7 +140,14 @@ class _Run:
         self.world = world
         self.log = log
         self.progress = progress
-        self.sampler = Sampler(dataset.split("train"), self.settings.sequence_length, self.settings.seed)
+        self.sampler = train_sampler(
+            dataset,
+            self.settings.sequence_length,
+            self.settings.seed,
+            num_workers=self.settings.workers,
+            per_worker=config.data.per_worker,
+        )
+        self.ended: set[str] = set()  # sources whose first epoch has ended
         self.clock = _Clock()
         self.losses: list[float] = []  # since the last line of the log
         self.last_loss = math.nan

@@ -16,7 +16,7 @@ from sparseloco.algorithm import Algorithm
 from sparseloco.cli.screen import Screen
 from sparseloco.cli.shell import say
 from sparseloco.config import Entry, build_algorithm, to_toml
-from sparseloco.data import Dataset, check_windows, load_corpus, prepare
+from sparseloco.data import Dataset, check_windows, open_dataset, vocabulary_size
 from sparseloco.errors import ConfigError
 from sparseloco.launch import is_torchrun, train_processes, train_rank
 from sparseloco.metrics import write_atomically
@@ -121,9 +121,9 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
 
 
 def tensor_table(config: RunConfig) -> tuple[TensorSpec, ...]:
-    """Tensors of the model of a run, with a vocabulary as large as was asked for."""
+    """Tensors of the model of a run, with the vocabulary of the given tokenizer, or as large as was asked for."""
     return parameter_specs(
-        vocab_size=config.data.vocab_size,
+        vocab_size=vocabulary_size(config.data),
         hidden_size=config.model.hidden_size,
         num_layers=config.model.num_layers,
         num_heads=config.model.num_heads,
@@ -174,10 +174,8 @@ def clear_folder(folder: Path) -> None:
 
 
 def _dataset(config: RunConfig, screen: Screen) -> Dataset:
-    data = config.data
-    with screen.reading(data.path) as progress:
-        corpus = load_corpus(data.path)
-        dataset = prepare(corpus, data.vocab_size, data.validation_fraction, data.test_fraction, progress=progress)
+    with screen.reading(" + ".join(source.label for source in config.data.all_sources)) as progress:
+        dataset = open_dataset(config.data, progress=progress)
     check_windows(dataset, config.train.sequence_length)
     return dataset
 

@@ -58,8 +58,11 @@ class Screen:
         task = self.progress.add_task(f"reading {path}", total=None, note="")
 
         def show(stage: str, done: int, total: int) -> None:
-            what = {"tokenizer": "training the tokenizer", "tokens": "making tokens"}.get(stage, stage)
-            self.progress.update(task, description=what, completed=done, total=total, note="first use of this text")
+            what = {"reading": f"reading {path}", "tokenizer": "training the tokenizer", "tokens": "making tokens"}.get(
+                stage, stage
+            )
+            note = "first use of this text" if total else f"{done / 1e6:,.0f} MB, first use of this text"
+            self.progress.update(task, description=what, completed=done, total=total or None, note=note)
 
         try:
             yield show
