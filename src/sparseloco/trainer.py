@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,6 +173,7 @@ class _Run:
         for step in range(1, steps + 1):
             self.last_loss = self._advance(step)
             self.losses.append(self.last_loss)
+            self._note_epochs(step)
             if step % self.settings.log_every == 0 or step == steps:
                 self._log_step(step)
             self._settle()
@@ -200,6 +202,22 @@ class _Run:
                     post_due(replica, self.world.transport)
             total += loss
         return total / len(self.world.replicas)
+
+    def _note_epochs(self, step: int) -> None:
+        """Say once for each source that its text has come to an end and starts again."""
+        if not self.world.is_main:
+            return
+        num_slots = self.settings.batch_size * self.settings.workers
+        for name, passes in self.sampler.passes(step, num_slots).items():
+            if passes > 1 and name not in self.ended:
+                self.ended.add(name)
+                if self.log is not None:
+                    self.log.write("epoch", source=name, step=step, tokens=self.tokens(step))
+                warnings.warn(
+                    f"data={name!r}: all of it was seen by step {step} of {self.settings.steps}, so it starts again in "
+                    "another order",
+                    stacklevel=2,
+                )
 
     def _settle(self) -> None:
         for index, replica in enumerate(self.world.replicas):

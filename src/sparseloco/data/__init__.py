@@ -5,6 +5,7 @@ Knows nothing of models, replicas or transports.
 
 from sparseloco.data.cache import default_cache_dir, open_entry, prepare, read_manifest
 from sparseloco.data.corpus import Corpus, load_corpus, split_documents
+from sparseloco.data.describe import describe_dataset
 from sparseloco.data.documents import Document
 from sparseloco.data.load import find_dataset, open_dataset, vocabulary_size
 from sparseloco.data.mixture import MixedSampler, TrainSampler, train_sampler
@@ -39,6 +40,7 @@ __all__ = [
     "check_vocabulary",
     "check_windows",
     "default_cache_dir",
+    "describe_dataset",
     "evaluation_batches",
     "find_dataset",
     "load_corpus",

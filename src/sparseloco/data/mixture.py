@@ -59,7 +59,7 @@ def train_sampler(
     """
     is_weighted = any(source.weight for source in dataset.sources)
     if per_worker == "iid" and (len(dataset.sources) < 2 or not is_weighted):
-        return Sampler(dataset.split("train"), sequence_length, seed)
+        return Sampler(dataset.split("train"), sequence_length, seed, dataset.corpus_name)
     return MixedSampler(dataset.sources, sequence_length, seed, num_workers=num_workers, per_worker=per_worker)
 
 
@@ -137,7 +137,7 @@ class MixedSampler:
             raise ConfigError(f"slot={slot}: must be in 0..{num_slots - 1} (num_slots={num_slots}); count from 0")
         if num_slots % self.num_workers:
             raise ConfigError(
-                f"num_slots={num_slots}: must be a multiple of num_workers={self.num_workers}; give every worker as many"
+                f"num_slots={num_slots}: must be a multiple of num_workers={self.num_workers}; give all as many"
             )
         if self.num_groups == 1:
             return 0, step * num_slots + slot
@@ -211,7 +211,7 @@ def _counts(sources: Sequence[SourceTokens], weights: Sequence[float]) -> np.nda
     for source, count in zip(sources, counts.tolist(), strict=True):
         if count == 0:
             raise ConfigError(
-                f"data.sources.weight={source.weight!r}: of {source.name!r} is less than 1/{BLOCK} of all weights; use a "
-                "larger one or leave the source out"
+                f"data.sources.weight={source.weight!r}: of {source.name!r} is less than 1/{BLOCK} of all weights; use "
+                "a larger one or leave the source out"
             )
     return counts

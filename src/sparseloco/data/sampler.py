@@ -69,13 +69,15 @@ class Sampler:
         split: Where windows come from.
         sequence_length: Predicted tokens in a window.
         seed: Key of the order.
+        name: What ``passes`` calls it; the split's name if it is left out.
 
     Raises:
         ConfigError: if the split does not fill one window.
     """
 
-    def __init__(self, split: TokenSplit, sequence_length: int, seed: int) -> None:
+    def __init__(self, split: TokenSplit, sequence_length: int, seed: int, name: str = "") -> None:
         self.split = split
+        self.name = name or split.name
         self.sequence_length = sequence_length
         self.seed = seed
         self.num_samples = _num_windows(split, sequence_length)
@@ -96,7 +98,7 @@ class Sampler:
 
     def passes(self, steps: int, num_slots: int) -> dict[str, float]:
         """How often the split has been seen after so many steps; 1.0 is its whole text."""
-        return {self.split.name: steps * num_slots / self.num_samples}
+        return {self.name: steps * num_slots / self.num_samples}
 
     def _indices(self, slots: Sequence[int], step: int, num_slots: int) -> np.ndarray:
         if step < 0:

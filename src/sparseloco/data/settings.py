@@ -113,8 +113,8 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if self.end_token and not self.tokenizer:
             raise ConfigError(
-                f"data.end_token={self.end_token!r}: is for a tokenizer that is given; set data.tokenizer or leave this "
-                "out"
+                f"data.end_token={self.end_token!r}: is for a tokenizer that is given; set data.tokenizer or leave "
+                "this out"
             )
 
     @property
