@@ -150,10 +150,14 @@ def check_tools(target: Target) -> None:
     """Refuse before anything is fetched."""
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise BuildError(f"{tool}: is not on this machine; run this on Debian or a relative, for example in a container")
+            raise BuildError(
+                f"{tool}: is not on this machine; run this on Debian or a relative, for example in a container"
+            )
     missing = [name for name in target.python if importlib.util.find_spec(name) is None]
     if missing:
-        raise BuildError(f"python modules {', '.join(missing)}: are not installed; run: pip install {' '.join(missing)}")
+        raise BuildError(
+            f"python modules {', '.join(missing)}: are not installed; run: pip install {' '.join(missing)}"
+        )
 
 
 def build(name: str, target: Target, out: Path) -> bool:

@@ -1,4 +1,7 @@
 """Documentation in English out of packages."""
+
 PACKAGES = ()
+
+
 def texts(work):
     return iter(())
