@@ -3,7 +3,8 @@
     python benchmarks/corpora/build.py --only pd-prose --out corpora
 
 Needs Debian or a relative with `apt-get`, pip, and `pip install rdata xxhash selectolax`; neither root nor anything
-installed by apt. Downloads and what was extracted stay below OUT/work, so a second call goes on where the first stopped.
+installed by apt. Downloads and what was extracted stay below OUT/work, so a second call goes on where the first one
+stopped.
 Nothing that is made here belongs into the repository: most of it is other people's text under other licences.
 """
 
@@ -21,8 +22,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import docs
 import prose
+
+import docs
 
 PIECE = 16_384
 SHORTEST = 200
@@ -116,9 +118,10 @@ def download(packages: Iterable[str], folder: Path) -> None:
         print(f"fetching {name}", flush=True)
         done = subprocess.run(["apt-get", "download", name], cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
+            reason = done.stderr.strip().splitlines()[-1:]
             raise BuildError(
-                f"package {name}: cannot be downloaded ({done.stderr.strip().splitlines()[-1:]}); run apt-get update, or "
-                "add the main component of Debian 12"
+                f"package {name}: cannot be downloaded ({''.join(reason)}); run apt-get update, or add the main component "
+                "of Debian 12"
             )
 
 

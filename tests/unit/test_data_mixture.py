@@ -129,7 +129,8 @@ def test_sources_that_cannot_take_part() -> None:
     with pytest.raises(ConfigError) as error:
         sampler(source("a", 9, 1.0), source("b", 9, 1e-5))
     assert str(error.value) == (
-        "data.sources.weight=1e-05: of 'b' is less than 1/10000 of all weights; use a larger one or leave the source out"
+        "data.sources.weight=1e-05: of 'b' is less than 1/10000 of all weights; use a larger one or leave the source "
+        "out"
     )
     with pytest.raises(ConfigError, match="split 'train of b' has only 1;"):
         sampler(source("a", 9), source("b", 0))

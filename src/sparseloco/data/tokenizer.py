@@ -141,7 +141,8 @@ def _from_sentencepiece(name: str, path: Path) -> Tokenizer:
             vocabulary: Any = [(piece.piece, piece.score) for piece in model.pieces]
         else:
             vocabulary = {piece.piece: number for number, piece in enumerate(model.pieces)}
-        tokenizer = convert(model, vocabulary, legacy=False)
+        # "legacy" puts the mark of a word in front of every text, also where leading spaces were taken off.
+        tokenizer = convert(model, vocabulary, legacy=True)
     except Exception as error:  # noqa: BLE001  # bytes of any kind come in here
         _refuse(name, "must be a SentencePiece model", error)
     tokenizer.add_special_tokens([p.piece for p in model.pieces if p.type == model.SentencePiece.CONTROL])
