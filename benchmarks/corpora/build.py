@@ -82,7 +82,7 @@ TARGETS = {
         pieces=english_docs,
         debian=(*prose.PACKAGES, *docs.PACKAGES),
         python=("rdata", "xxhash", "selectolax"),
-        sha256="f9623d8d",
+        sha256="f9623d8da1337fdeb2ef574274e15d8b135b7752ab61a1741a4f64307185aad8",
         num_bytes=283_992_385,
         exact=False,
     ),
@@ -120,8 +120,8 @@ def download(packages: Iterable[str], folder: Path) -> None:
         if done.returncode:
             reason = done.stderr.strip().splitlines()[-1:]
             raise BuildError(
-                f"package {name}: cannot be downloaded ({''.join(reason)}); run apt-get update, or add the main component "
-                "of Debian 12"
+                f"package {name}: cannot be downloaded ({''.join(reason)}); run apt-get update, or add the "
+                "main component of Debian 12"
             )
 
 

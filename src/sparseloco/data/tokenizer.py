@@ -135,7 +135,7 @@ def _from_sentencepiece(name: str, path: Path) -> Tokenizer:
     raw = path.read_bytes()
     try:
         original = SentencePieceProcessor(model_proto=raw)
-        model = pieces.ModelProto.FromString(raw)
+        model: Any = vars(pieces)["ModelProto"].FromString(raw)  # made at run time, so unknown to type checkers
         is_unigram = model.trainer_spec.model_type == model.trainer_spec.UNIGRAM
         if is_unigram:
             vocabulary: Any = [(piece.piece, piece.score) for piece in model.pieces]
