@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparseloco.data import Dataset, MixedSampler, Sampler, SourceTokens, TokenSplit, train_sampler
@@ -56,6 +56,7 @@ def test_weights_are_shares_of_the_windows_to_one_in_a_block() -> None:
     assert 300 < names[:500].count("a") < 400
 
 
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.01, 1)), min_size=1, max_size=4), st.integers(0, 9))
 def test_each_source_is_gone_through_before_it_repeats(shapes: list[tuple[int, float]], seed: int) -> None:
     sources = [source(str(i), size, weight) for i, (size, weight) in enumerate(shapes)]

@@ -172,3 +172,30 @@ def test_much_text_is_sampled_to_train_a_tokenizer(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sparseloco.data.tokens.MOST_TRAINED_BYTES", 4000)
     train_tokenizer(TEXT, 300, lambda _, done, total: seen.append(total))
     assert 2000 < seen[-1] < 6000
+
+
+def test_settings_for_one_model_do_not_cut_documents_off(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    path = write_byte_level(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(path))
+    given = open_tokenizer(str(path))
+    assert given.tokenizer.decode(given.tokenizer.encode(TEXT[6]).ids) == TEXT[6]
+
+
+def test_tokenizer_of_other_text(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "Tale": 1, "</s>": 7}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    (tmp_path / "tales.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
+    config = DataConfig(path=str(tmp_path / "tales.jsonl"), tokenizer=str(tmp_path / "words.json"))
+    assert vocabulary_size(config) == 8  # numbers are left out, and the model needs a row for each up to the last
+    with pytest.raises(ConfigError) as error:
+        open_dataset(config, tmp_path / "cache")
+    assert str(error.value).startswith(f"data.tokenizer={str(tmp_path / 'words.json')!r}: does not know 9")
+    assert str(error.value).endswith("made for such text, or leave it out to train one")

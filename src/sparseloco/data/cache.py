@@ -23,7 +23,7 @@ import numpy as np
 
 from sparseloco.data.corpus import Corpus, split_numbers
 from sparseloco.data.documents import Texts, index_of
-from sparseloco.data.tokenizer import GivenTokenizer
+from sparseloco.data.tokenizer import GivenTokenizer, check_knows
 from sparseloco.data.tokens import (
     END_TOKEN,
     SPLITS,
@@ -35,6 +35,7 @@ from sparseloco.data.tokens import (
     token_byte_lengths,
     token_dtype,
     train_tokenizer,
+    vocabulary_of,
     write_tokens,
 )
 from sparseloco.errors import ConfigError
@@ -189,6 +190,7 @@ def _build(
         tokenizer, end_token_id = train_tokenizer(texts["train"], identity["vocab_size"], progress), 0
     else:
         tokenizer, end_token_id = given.tokenizer, given.end_token_id
+        check_knows(given, texts["validation"])
     tokenizer.save(str(folder / _TOKENIZER))
     rows: list[dict[str, Any]] = [
         {"name": part.name, "num_documents": part.stop - part.start, "num_tokens": {}, "num_bytes": {}}
@@ -213,7 +215,7 @@ def _build(
         },
         "tokenizer": {
             "name": given.name if given else "trained on the train split",
-            "vocab_size": tokenizer.get_vocab_size(),
+            "vocab_size": vocabulary_of(tokenizer),
             "end_token": given.end_token if given else END_TOKEN,
             "end_token_id": end_token_id,
         },
@@ -259,7 +261,7 @@ def _open(entry: Path, identity: dict[str, Any] | None) -> Dataset:
         if found != sha256:
             raise DamagedEntry(f"{name} has another hash than its manifest says")
     tokenizer = load_tokenizer(entry / _TOKENIZER)
-    dtype = token_dtype(tokenizer.get_vocab_size())
+    dtype = token_dtype(vocabulary_of(tokenizer))
     splits = {
         name: TokenSplit(
             name=name,
@@ -269,7 +271,7 @@ def _open(entry: Path, identity: dict[str, Any] | None) -> Dataset:
         for name in SPLITS
     }
     return Dataset(
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=vocabulary_of(tokenizer),
         tokenizer=tokenizer,
         corpus_name=content["corpus"]["name"],
         corpus_sha256=content["identity"]["corpus_sha256"],

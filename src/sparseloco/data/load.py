@@ -24,7 +24,7 @@ from sparseloco.data.documents import DocumentWriter, as_bytes
 from sparseloco.data.settings import DataConfig, SourceConfig
 from sparseloco.data.sources import detect_format, files_of, read_documents
 from sparseloco.data.tokenizer import GivenTokenizer, open_tokenizer
-from sparseloco.data.tokens import Dataset, Progress
+from sparseloco.data.tokens import Dataset, Progress, vocabulary_of
 from sparseloco.errors import ConfigError
 
 _STAMP_FORMAT = 1
@@ -78,7 +78,7 @@ def vocabulary_size(config: DataConfig) -> int:
     """Size of the vocabulary before any text is read: the given tokenizer's, or the one that is asked for."""
     if not config.tokenizer:
         return config.vocab_size
-    return open_tokenizer(config.tokenizer, config.end_token).tokenizer.get_vocab_size()
+    return vocabulary_of(open_tokenizer(config.tokenizer, config.end_token).tokenizer)
 
 
 def _remembered(config: DataConfig, root: Path, given: GivenTokenizer | None) -> Dataset | None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 END_TOKENS = ("<|end|>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]")
 """Usual names of the token that ends a document, in the order in which they are tried."""
+_NUM_CHECKED = 50
+_MOST_UNKNOWN = 0.1
 _PROBES = ("The quick brown fox, 12 times.", "  two  spaces\n\tand a tab\n", "na\u00efve \u4f60\u597d \U0001f642")
 
 
@@ -67,7 +69,30 @@ def open_tokenizer(name: str, end_token: str = "") -> GivenTokenizer:
         )
     else:
         tokenizer, settings = _from_hub(name)
+    # Some files carry the length of one model's inputs, which would cut documents off.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return _with_end(name, as_plain_text(tokenizer), end_token, settings)
+
+
+def check_knows(given: GivenTokenizer, texts: Sequence[str]) -> None:
+    """Refuse a tokenizer that was made for other text.
+
+    Raises:
+        ConfigError: if it does not know a tenth or more of the tokens of the first texts.
+    """
+    model = json.loads(given.tokenizer.to_str())["model"]
+    unknown = model.get("unk_id")
+    if unknown is None and model.get("unk_token"):
+        unknown = given.tokenizer.token_to_id(model["unk_token"])
+    batch = given.tokenizer.encode_batch_fast(list(texts[:_NUM_CHECKED]), add_special_tokens=False)
+    tokens = [token for encoding in batch for token in encoding.ids]
+    fraction = tokens.count(unknown) / max(1, len(tokens))
+    if fraction >= _MOST_UNKNOWN:
+        raise ConfigError(
+            f"data.tokenizer={given.name!r}: does not know {fraction:.0%} of the tokens of this text; use one that was "
+            "made for such text, or leave it out to train one"
+        )
 
 
 def _with_end(name: str, tokenizer: Tokenizer, asked: str, settings: dict[str, Any]) -> GivenTokenizer:

@@ -178,6 +178,11 @@ def load_tokenizer(file: Path) -> Tokenizer:
     return as_plain_text(Tokenizer.from_file(str(file)))
 
 
+def vocabulary_of(tokenizer: Tokenizer) -> int:
+    """One more than the largest token, which is the number of tokens where none is left out."""
+    return max(tokenizer.get_vocab_size(), 1 + max(tokenizer.get_vocab().values(), default=0))
+
+
 def token_byte_lengths(tokenizer: Tokenizer) -> Tensor:
     """int64 ``[vocab_size]``: UTF-8 bytes that each token stands for, 0 for tokens that are no text.
 
@@ -187,7 +192,7 @@ def token_byte_lengths(tokenizer: Tokenizer) -> Tensor:
     added = tokenizer.get_added_tokens_decoder()
     is_byte_level = '"ByteLevel"' in tokenizer.to_str()
     lengths: list[int] = []
-    for token in range(tokenizer.get_vocab_size()):
+    for token in range(vocabulary_of(tokenizer)):
         name = tokenizer.id_to_token(token) or ""
         if token in added:
             lengths.append(0 if added[token].special else len(name.encode()))
@@ -219,7 +224,7 @@ def write_tokens(
     Returns:
         int64 ``[len(texts)]``: the tokens of each document, its end token counted.
     """
-    dtype, lengths = token_dtype(tokenizer.get_vocab_size()), array.array("q")
+    dtype, lengths = token_dtype(vocabulary_of(tokenizer)), array.array("q")
     with file.open("wb") as stream:
         for batch in _batches(_watched(texts, "tokens", progress)):
             for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
