@@ -87,7 +87,7 @@ def check_knows(given: GivenTokenizer, texts: Sequence[str]) -> None:
         unknown = given.tokenizer.token_to_id(model["unk_token"])
     batch = given.tokenizer.encode_batch_fast(list(texts[:_NUM_CHECKED]), add_special_tokens=False)
     tokens = [token for encoding in batch for token in encoding.ids]
-    fraction = tokens.count(unknown) / max(1, len(tokens))
+    fraction = sum(token == unknown for token in tokens) / max(1, len(tokens))
     if fraction >= _MOST_UNKNOWN:
         raise ConfigError(
             f"data.tokenizer={given.name!r}: does not know {fraction:.0%} of the tokens of this text; use one that was "
