@@ -182,9 +182,7 @@ def build(name: str, target: Target, out: Path) -> bool:
     elif target.exact:
         print(f"{name}: NOT the known file, which has {target.num_bytes:,} bytes and sha256 {target.sha256}...")
     else:
-        print(
-            f"{name}: {num_bytes / target.num_bytes:.1%} of the size of the known file, of the same kind but not the same text"
-        )
+        print(f"{name}: {num_bytes / target.num_bytes:.1%} of the known size, the same kind of text but not the same")
     return same or not target.exact
 
 
