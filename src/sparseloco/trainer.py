@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
-from sparseloco.data import END_TOKEN, Dataset, Sampler, check_windows
+from sparseloco.data import Dataset, check_windows, train_sampler
 from sparseloco.errors import DivergenceError
 from sparseloco.evaluation import Evaluation, World, anchored, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
@@ -103,7 +104,7 @@ def train(
         write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
         if keep_model:
             with world.turn(0) as replica, anchored(world.model, replica):
-                save_model(world.model, dataset.tokenizer, END_TOKEN, out / MODEL_FOLDER)
+                save_model(world.model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
     return summary
 
 
@@ -135,7 +136,14 @@ class _Run:
         self.world = world
         self.log = log
         self.progress = progress
-        self.sampler = Sampler(dataset.split("train"), self.settings.sequence_length, self.settings.seed)
+        self.sampler = train_sampler(
+            dataset,
+            self.settings.sequence_length,
+            self.settings.seed,
+            num_workers=self.settings.workers,
+            per_worker=config.data.per_worker,
+        )
+        self.ended: set[str] = set()  # sources whose first epoch has ended
         self.clock = _Clock()
         self.losses: list[float] = []  # since the last line of the log
         self.last_loss = math.nan
@@ -164,6 +172,7 @@ class _Run:
         for step in range(1, steps + 1):
             self.last_loss = self._advance(step)
             self.losses.append(self.last_loss)
+            self._note_epochs(step)
             if step % self.settings.log_every == 0 or step == steps:
                 self._log_step(step)
             self._settle()
@@ -200,6 +209,22 @@ class _Run:
         if rounds > self._counted[0]:
             self.round_bytes = sent - self._counted[1]
             self._counted = (rounds, sent)
+
+    def _note_epochs(self, step: int) -> None:
+        """Say once for each source that its text has come to an end and starts again."""
+        if not self.world.is_main:
+            return
+        num_slots = self.settings.batch_size * self.settings.workers
+        for name, passes in self.sampler.passes(step, num_slots).items():
+            if passes > 1 and name not in self.ended:
+                self.ended.add(name)
+                if self.log is not None:
+                    self.log.write("epoch", source=name, step=step, tokens=self.tokens(step))
+                warnings.warn(
+                    f"data={name!r}: all of it was seen by step {step} of {self.settings.steps}, so it starts again in "
+                    "another order",
+                    stacklevel=2,
+                )
 
     def _settle(self) -> None:
         for index, replica in enumerate(self.world.replicas):
