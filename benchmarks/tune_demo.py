@@ -22,7 +22,7 @@ import tomli_w
 import torch
 
 from sparseloco.config import build_algorithm, parse_config
-from sparseloco.data import load_corpus, prepare
+from sparseloco.data import open_dataset
 from sparseloco.metrics import write_atomically
 from sparseloco.trainer import train
 
@@ -57,12 +57,7 @@ def run(candidate: dict[str, Any]) -> dict[str, Any]:
     table["optimizer"]["lr"] = candidate["lr"]
     table["train"]["evaluate_every"] = table["train"]["steps"]
     config = parse_config(tomli_w.dumps(table))
-    dataset = prepare(
-        load_corpus(config.data.path),
-        config.data.vocab_size,
-        config.data.validation_fraction,
-        config.data.test_fraction,
-    )
+    dataset = open_dataset(config.data)
     summary = train(config, build_algorithm(config), dataset, None, label=str(candidate))
     return {**candidate, "validation_loss": round(summary["validation_loss"], 4)}
 

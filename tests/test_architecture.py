@@ -46,7 +46,8 @@ OUTSIDE_WORLD = {
 HIDDEN_RANDOMNESS = {"random", "secrets", "uuid"}
 LAZY = {
     "transformers", "tokenizers", "msgspec", "tomli_w", "rich", "typer", "click", "matplotlib", "obstore",
-    "safetensors", "datasets", "huggingface_hub", "pydantic", "boto3", "wandb", "tensorboard", "trackio", "lm_eval",
+    "safetensors", "datasets", "pyarrow", "sentencepiece", "huggingface_hub", "pydantic", "boto3", "wandb",
+    "tensorboard", "trackio", "lm_eval",
 }  # fmt: skip
 
 MAX_LINES = 400

@@ -25,7 +25,7 @@ from torch import nn
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint
-from sparseloco.data import Dataset, load_corpus, prepare
+from sparseloco.data import Dataset, open_dataset
 from sparseloco.errors import ConfigError, SparseLocoError
 from sparseloco.metrics import Status
 from sparseloco.model import build_run_model
@@ -193,12 +193,7 @@ def _worker(
     logger.addHandler(_Forward(events))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
     try:
-        dataset = prepare(
-            load_corpus(config.data.path),
-            config.data.vocab_size,
-            config.data.validation_fraction,
-            config.data.test_fraction,
-        )
+        dataset = open_dataset(config.data)
         with joined_group(rendezvous, rank, config.train.workers):
             world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
 

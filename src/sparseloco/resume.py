@@ -28,7 +28,17 @@ _MUST_EQUAL = ("algorithm", "model", "data", "train", "optimizer")
 _MAY_DIFFER = {"train.workers", "train.processes", "train.log_every", "train.evaluate_every", "data.path"}
 """Settings that a resumed run may change; a corpus is known by its hash, not by its place."""
 _MOST_NAMED = 4
-_PLAIN = ("step", "tokens", "data_step", "update_norm", "delta_norm", "residual_norm", "round_bytes", "counted")
+_PLAIN = (
+    "step",
+    "tokens",
+    "data_step",
+    "update_norm",
+    "delta_norm",
+    "residual_norm",
+    "round_bytes",
+    "counted",
+    "ended",
+)
 
 
 @dataclass
@@ -66,6 +76,7 @@ class Books:
         delta_norm: At the last line of the log, as is ``residual_norm``.
         round_bytes: Sent by one replica in the last round.
         counted: Rounds and bytes when a round was last posted.
+        ended: Sources of text whose first epoch has ended.
         validation: Last evaluation.
     """
 
@@ -78,6 +89,7 @@ class Books:
     residual_norm: float | None = None
     round_bytes: int = 0
     counted: tuple[int, int] = (0, 0)
+    ended: list[str] = field(default_factory=list)
     validation: Evaluation | None = None
     clock: Clock = field(default_factory=Clock)
 

@@ -12,7 +12,22 @@ import tomli_w
 import torch
 
 from sparseloco.algorithm import Recipe
+from sparseloco.data.settings import DataConfig, SourceConfig
 from sparseloco.errors import ConfigError
+
+__all__ = [
+    "DataConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "Section",
+    "SourceConfig",
+    "TrainConfig",
+    "TransportConfig",
+    "check_rounds",
+    "to_table",
+    "to_toml",
+]
 
 
 def _at_least(section: str, name: str, value: float, least: int, *, why: str = "", use: str = "") -> None:
@@ -88,36 +103,6 @@ class ModelConfig(Section, frozen=True, kw_only=True):
                     f"model.{field.name}={value!r}: must be left out beside model.{named}={getattr(self, named)!r}, "
                     "which says it already; change it there"
                 )
-
-
-class DataConfig(Section, frozen=True, kw_only=True):
-    """``[data]``: the text.
-
-    Attributes:
-        path: A text file, a directory of text files, or "stdlib" for the standard library's own source.
-        vocab_size: Tokens of the tokenizer that is trained on it; a tiny corpus may give fewer.
-        validation_fraction: Share of the text for validation.
-        test_fraction: Share of the text for the held-out loss.
-    """
-
-    path: str = "stdlib"
-    vocab_size: int = 1024
-    validation_fraction: float = 0.02
-    test_fraction: float = 0.02
-
-    def __post_init__(self) -> None:
-        if not self.path:
-            raise ConfigError("data.path='': must name a text file or directory, or 'stdlib'; give a path")
-        _at_least("data", "vocab_size", self.vocab_size, 257, why=" (256 bytes and the end token)", use="1024")
-        for name in ("validation_fraction", "test_fraction"):
-            value = getattr(self, name)
-            if not 0 < value < 1:
-                raise ConfigError(f"data.{name}={value!r}: must be above 0 and below 1; use 0.02")
-        if self.validation_fraction + self.test_fraction >= 1:
-            raise ConfigError(
-                f"data.validation_fraction={self.validation_fraction!r}: must be below 1 - test_fraction = "
-                f"{1 - self.test_fraction:g}, or nothing is left to train on; use 0.02 for both"
-            )
 
 
 class TrainConfig(Section, frozen=True, kw_only=True):

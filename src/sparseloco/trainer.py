@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
-from sparseloco.data import END_TOKEN, Dataset, Sampler, check_windows
+from sparseloco.data import Dataset, check_windows, train_sampler
 from sparseloco.errors import DivergenceError, Interrupted
 from sparseloco.evaluation import Evaluation, World, anchored, autocast, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
@@ -101,7 +102,7 @@ def train(
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
             if keep_model:
                 with world.turn(0) as replica, anchored(world.model, replica):
-                    save_model(world.model, dataset.tokenizer, END_TOKEN, out / MODEL_FOLDER)
+                    save_model(world.model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
     return summary
 
 
@@ -139,7 +140,13 @@ class _Run:
         self.log = log
         self.progress = progress
         self.stop = stop
-        self.sampler = Sampler(dataset.split("train"), self.settings.sequence_length, self.settings.seed)
+        self.sampler = train_sampler(
+            dataset,
+            self.settings.sequence_length,
+            self.settings.seed,
+            num_workers=self.settings.workers,
+            per_worker=config.data.per_worker,
+        )
 
     @property
     def first(self) -> Replica:
@@ -157,6 +164,7 @@ class _Run:
             books.next_step(self.settings)
             step = books.step
             train_loss = self._advance(step)
+            self._note_epochs(step)
             if step % self.settings.log_every == 0 or step == steps:
                 self._log_step(step)
             self._settle()
@@ -214,6 +222,22 @@ class _Run:
         if rounds > self.books.counted[0]:
             self.books.round_bytes = sent - self.books.counted[1]
             self.books.counted = (rounds, sent)
+
+    def _note_epochs(self, step: int) -> None:
+        """Say once for each source that its text has come to an end and starts again."""
+        if not self.world.is_main:
+            return
+        num_slots = self.settings.batch_size * self.settings.workers
+        for name, passes in self.sampler.passes(self.books.data_step, num_slots).items():
+            if passes > 1 and name not in self.books.ended:
+                self.books.ended.append(name)
+                if self.log is not None:
+                    self.log.write("epoch", source=name, step=step, tokens=self.books.tokens)
+                warnings.warn(
+                    f"data={name!r}: all of it was seen by step {step} of {self.settings.steps}, so it starts again in "
+                    "another order",
+                    stacklevel=2,
+                )
 
     def _settle(self) -> None:
         for index, replica in enumerate(self.world.replicas):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sparseloco.cli.shell import command
+from sparseloco.cli.texts import app as data_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +20,8 @@ app = typer.Typer(
     help="Pre-train one language model on machines that are joined by slow links.",
     epilog="Example: sparseloco compare examples/demo.toml --out runs/demo",
 )
+
+app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG.toml", show_default=False, help="Settings of the run.")]
 Overrides = Annotated[

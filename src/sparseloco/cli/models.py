@@ -64,7 +64,7 @@ def _on_run(place: Path, folder: Path, config: RunConfig, max_tokens: int | None
     trained_on = json.loads((place / "summary.json").read_text(encoding="utf-8"))["corpus_sha256"]
     if dataset.corpus_sha256 != trained_on:
         raise ConfigError(
-            f"data.path={config.data.path!r}: must still be the text of the run (hash {trained_on[:8]}, now "
+            f"data={dataset.corpus_name!r}: must still be the text of the run (hash {trained_on[:8]}, now "
             f"{dataset.corpus_sha256[:8]}); name a text with --data"
         )
     result = evaluate_split(load_model(folder), dataset, "test", _limited(config.train, max_tokens))

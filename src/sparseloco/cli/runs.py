@@ -19,7 +19,7 @@ from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.cli.screen import Screen
 from sparseloco.cli.shell import say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
-from sparseloco.data import Dataset, check_windows, load_corpus, prepare
+from sparseloco.data import Dataset, check_windows, open_dataset
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
 from sparseloco.launch import is_torchrun, train_processes, train_rank
 from sparseloco.metrics import named_errors, write_atomically
@@ -192,10 +192,8 @@ def clear_folder(folder: Path) -> None:
 
 def read_dataset(config: RunConfig, screen: Screen) -> Dataset:
     """The text of a run as tokens, long enough for its windows."""
-    data = config.data
-    with screen.reading(data.path) as progress:
-        corpus = load_corpus(data.path)
-        dataset = prepare(corpus, data.vocab_size, data.validation_fraction, data.test_fraction, progress=progress)
+    with screen.reading(" + ".join(source.label for source in config.data.all_sources)) as progress:
+        dataset = open_dataset(config.data, progress=progress)
     check_windows(dataset, config.train.sequence_length)
     return dataset
 

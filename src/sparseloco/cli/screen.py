@@ -93,8 +93,11 @@ class Screen:
         task = self.progress.add_task(f"reading {path}", total=None, note="")
 
         def show(stage: str, done: int, total: int) -> None:
-            what = {"tokenizer": "training the tokenizer", "tokens": "making tokens"}.get(stage, stage)
-            self.progress.update(task, description=what, completed=done, total=total, note="first use of this text")
+            what = {"reading": f"reading {path}", "tokenizer": "training the tokenizer", "tokens": "making tokens"}.get(
+                stage, stage
+            )
+            note = "first use of this text" if total else f"{done / 1e6:,.0f} MB, first use of this text"
+            self.progress.update(task, description=what, completed=done, total=total or None, note=note)
 
         try:
             yield show
@@ -164,6 +167,29 @@ class Screen:
 
     def _now(self) -> RenderableType:
         return self._view.renderable() if self._view is not None else self.progress.get_renderable()
+
+    def show_dataset(self, figures: Mapping[str, Any]) -> None:
+        """Tokens by source and split, then hashes and samples of text, a line each."""
+        table = Table(
+            "source", "documents", *(Column(Text(name), justify="right") for name in figures["splits"]), "bytes/token"
+        )
+        for row in figures["sources"]:
+            counts = [f"{split['num_tokens']:,}" for split in row["splits"].values()]
+            per_token = f"{row['splits']['train']['bytes_per_token']:.2f}"
+            table.add_row(*map(Text, (row["name"], f"{row['num_documents']:,}", *counts, per_token)))
+        self._print(table)
+        name, size, end = (figures["tokenizer"][key] for key in ("name", "vocab_size", "end_token"))
+        repeated, skipped = figures["num_duplicates"], figures["num_skipped"]
+        lines = [
+            f"tokenizer: {name}, {size:,} tokens, documents end with {end}",
+            f"left out: {repeated:,} repeated documents, {skipped:,} files or rows without text",
+            f"text: sha256 {figures['corpus_sha256']}",
+            f"cache: {figures['entry']}",
+        ]
+        for line in lines:
+            self._print(Text(line))
+        for sample in figures["samples"]:
+            self._print(Text(f"sample: {sample!r}"))
 
     def _print(self, what: Table | Text) -> None:
         console = Console(highlight=False, markup=False, emoji=False)

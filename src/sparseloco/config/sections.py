@@ -55,17 +55,34 @@ def to_struct(kind: type[S], where: str, section: Mapping[str, Any], *, also: It
         if name not in known:
             refuse_key(where, name, [*known, *also])
         field = known[name]
+        if (entry := _entry_kind(field.type)) is not None:
+            values[name] = _to_structs(entry, f"{where}.{name}", value)
+            continue
         try:
             values[name] = msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"{where}.{name}={value!r}: must be {in_words(field.type)}; the default is {as_toml(field.default)}"
-            ) from error
+            raise ConfigError(f"{where}.{name}={value!r}: must be {in_words(field.type)}; {_way_out(field)}") from error
         if isinstance(values[name], float) and not math.isfinite(values[name]):
             raise ConfigError(
                 f"{where}.{name}={value!r}: must be a finite number; the default is {as_toml(field.default)}"
             )
     return kind(**values)
+
+
+def _entry_kind(kind: Any) -> type[msgspec.Struct] | None:
+    """The type of the entries, for a field that is a list of tables."""
+    first = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else None
+    return first if isinstance(first, type) and issubclass(first, msgspec.Struct) else None
+
+
+def _to_structs(kind: type[S], where: str, entries: Any) -> tuple[S, ...]:
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{where}={entries!r}: must be a list of entries; write [[{where}]] before each of them")
+    for number, entry in enumerate(entries):
+        for field in msgspec.structs.fields(kind):
+            if field.required and field.name not in entry:
+                raise ConfigError(f"{where}.{number}: has no {field.name}; add one")
+    return tuple(to_struct(kind, f"{where}.{number}", entry) for number, entry in enumerate(entries))
 
 
 def refuse_key(where: str, name: str, known: Iterable[str]) -> NoReturn:
@@ -110,6 +127,10 @@ def as_toml(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
+
+
+def _way_out(field: msgspec.structs.FieldInfo) -> str:
+    return "there is no default" if field.required else f"the default is {as_toml(field.default)}"
 
 
 def in_words(kind: Any) -> str:

@@ -69,13 +69,15 @@ class Sampler:
         split: Where windows come from.
         sequence_length: Predicted tokens in a window.
         seed: Key of the order.
+        name: What ``passes`` calls it; the split's name if it is left out.
 
     Raises:
         ConfigError: if the split does not fill one window.
     """
 
-    def __init__(self, split: TokenSplit, sequence_length: int, seed: int) -> None:
+    def __init__(self, split: TokenSplit, sequence_length: int, seed: int, name: str = "") -> None:
         self.split = split
+        self.name = name or split.name
         self.sequence_length = sequence_length
         self.seed = seed
         self.num_samples = _num_windows(split, sequence_length)
@@ -92,7 +94,11 @@ class Sampler:
             step: Shared step, from 0.
             num_slots: Windows that all peers together take in one step.
         """
-        return _gather(self.split, self._indices(slots, step, num_slots), self.sequence_length)
+        return gather(self.split, self._indices(slots, step, num_slots), self.sequence_length)
+
+    def passes(self, steps: int, num_slots: int) -> dict[str, float]:
+        """How often the split has been seen after so many steps; 1.0 is its whole text."""
+        return {self.name: steps * num_slots / self.num_samples}
 
     def _indices(self, slots: Sequence[int], step: int, num_slots: int) -> np.ndarray:
         if step < 0:
@@ -120,10 +126,11 @@ def evaluation_batches(split: TokenSplit, sequence_length: int, batch_size: int,
     """
     num_windows = min(_num_windows(split, sequence_length), max(1, max_tokens // sequence_length))
     starts = range(0, num_windows, batch_size)
-    return (_gather(split, np.arange(i, min(i + batch_size, num_windows)), sequence_length) for i in starts)
+    return (gather(split, np.arange(i, min(i + batch_size, num_windows)), sequence_length) for i in starts)
 
 
-def _gather(split: TokenSplit, window_B: np.ndarray, sequence_length: int) -> Tensor:
+def gather(split: TokenSplit, window_B: np.ndarray, sequence_length: int) -> Tensor:
+    """Windows of a split by number: int64 ``[B, sequence_length + 1]``."""
     place_BT = window_B[:, None] * sequence_length + np.arange(sequence_length + 1)
     return torch.from_numpy(split.tokens[place_BT].astype(np.int64))
 

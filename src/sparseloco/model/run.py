@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from sparseloco.data import Dataset, check_vocabulary
+from sparseloco.data import Dataset, check_vocabulary, vocabulary_size
 from sparseloco.errors import ConfigError
 from sparseloco.model.causal import causal_model, causal_specs
 from sparseloco.model.folder import load_tokenizer
@@ -29,10 +29,10 @@ def build_run_model(config: RunConfig, vocab_size: int) -> nn.Module:
 
 
 def tensor_table(config: RunConfig) -> tuple[TensorSpec, ...]:
-    """Tensors of the model of a run; a model from numbers has a vocabulary as large as was asked for."""
+    """Tensors of the model of a run; one from numbers has the vocabulary that was given or asked for."""
     if config.model.is_named:
         return causal_specs(**_named(config))
-    return parameter_specs(vocab_size=config.data.vocab_size, **_sizes(config))
+    return parameter_specs(vocab_size=vocabulary_size(config.data), **_sizes(config))
 
 
 def check_tokens(config: RunConfig, model: nn.Module, dataset: Dataset) -> None:
