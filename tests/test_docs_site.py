@@ -85,9 +85,14 @@ def test_commands_of_the_documentation_work(
         known = {option for parameter in group.params for option in parameter.opts}
         assert set(words) <= known
         return
-    verb = group.get_command(group.make_context("sparseloco", words, resilient_parsing=True), words[0])
-    assert verb is not None, f"{page}: there is no verb {words[0]}"
-    parsed = verb.make_context(words[0], words[1:])
+    verb: Any = group
+    rest = list(words)
+    while hasattr(verb, "get_command"):
+        context = verb.make_context("sparseloco", list(rest), resilient_parsing=True)
+        name = rest.pop(0)
+        verb = verb.get_command(context, name)
+        assert verb is not None, f"{page}: there is no verb {name}"
+    parsed = verb.make_context(words[0], rest)
     for path in re.findall(r"\S+\.toml", " ".join(words)):
         assert (ROOT / path).is_file() or path.startswith("runs/"), f"{page}: {path}"
     assert parsed.params

@@ -211,7 +211,7 @@ def test_eval_needs_a_text(call: Call) -> None:
     assert ended.err == ("error: --data: missing, since 'mine/model' is no run with text of its own; name a text\n")
     Path("text.txt").write_text(text(range(1, 2000)))
     ended = call("eval", "mine")
-    assert ended.err.startswith("error: data.path='text.txt': must still be the text of the run (hash ")
+    assert ended.err.startswith("error: data='text.txt': must still be the text of the run (hash ")
 
 
 def test_folders_without_a_model(call: Call) -> None:

@@ -106,7 +106,9 @@ class Dataset:
     @property
     def end_token(self) -> str:
         """Text of the token that ends every document."""
-        return self.tokenizer.id_to_token(self.end_token_id)
+        token = self.tokenizer.id_to_token(self.end_token_id)
+        assert token is not None
+        return token
 
     def split(self, name: str) -> TokenSplit:
         """The split "train", "validation" or "test"."""

@@ -74,14 +74,16 @@ def load_pretrained(where: str, name: str) -> nn.Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """``transformers`` draws no progress bars inside this block, since the terminal has one already."""
+    """``transformers`` draws and says nothing inside this block: what matters becomes a sentence of ours."""
     from transformers.utils import logging
 
-    was_shown = logging.is_progress_bar_enabled()
+    was_shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if was_shown:
             logging.enable_progress_bar()
 
