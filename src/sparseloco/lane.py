@@ -117,6 +117,11 @@ class Lane:
             state |= {f"codec/{path}/{k}": v.clone() for k, v in self.state.codec[j].items()}
         return state
 
+    def check_shared_state(self, state: StateDict) -> None:
+        """Raise what :meth:`load_shared_state` would raise for a tensor that is missing or does not fit."""
+        for path, j in self.block_paths():
+            fitting(f"anchor/{path}", state, self.state.anchor[j])
+
     def load_shared_state(self, fragment: int, state: StateDict) -> None:
         """Live tensors become the anchor, the residual becomes zero, and messages of the others are awaited."""
         self.round = state[f"round/{fragment}"]

@@ -195,7 +195,7 @@ class Replica:
         state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
         for fragment, lane in enumerate(self._lanes):
             state |= lane.shared_state(fragment)
-        return state
+        return state | {"blocks": _count_blocks(state)}
 
     def load_shared_state(self, state: StateDict) -> None:
         """Take over shared state: live parameters become the anchor, private state starts empty.
@@ -203,14 +203,13 @@ class Replica:
         Messages that the peers had in flight are due here as well, so the transport must have them for this replica.
 
         Raises:
-            CheckpointError: if it belongs to another algorithm or model.
+            CheckpointError: if it is incomplete or belongs to another algorithm or model; nothing has changed then.
         """
-        _expect(
-            "fingerprint",
-            state["fingerprint"],
-            self.fingerprint,
-            "all peers need the same algorithm and model",
-        )
+        remedy = "all peers need the same algorithm and model"
+        _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
+        _expect("blocks", _count_blocks(state), state.get("blocks"), "load a complete state")
+        for lane in self._lanes:
+            lane.check_shared_state(state)
         self.step = state["step"]
         for fragment, lane in enumerate(self._lanes):
             lane.load_shared_state(fragment, state)
@@ -242,13 +241,9 @@ class Replica:
         Raises:
             CheckpointError: if it belongs to another algorithm, model or step, or a shape or type changed.
         """
-        _expect(
-            "fingerprint",
-            state["fingerprint"],
-            self.fingerprint,
-            "resume with the algorithm and model it came from",
-        )
-        _expect("step", state["step"], self.step, "load private and shared state of the same moment")
+        remedy = "resume with the algorithm and model it came from"
+        _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
+        _expect("step", state.get("step"), self.step, "load private and shared state of the same moment")
         for fragment, lane in enumerate(self._lanes):
             lane.load_private_state(fragment, state)
         for name, buffer in self._private_buffers.items():
@@ -309,6 +304,10 @@ class Replica:
 def _expect(name: str, found: object, wanted: object, remedy: str) -> None:
     if found != wanted:
         raise CheckpointError(f"{name}={found!r}: must be {wanted!r}; {remedy}")
+
+
+def _count_blocks(state: StateDict) -> int:
+    return sum(path.startswith(("anchor/", "outer/", "codec/")) for path in state)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:

@@ -170,3 +170,19 @@ def test_digest_sees_outer_state() -> None:
     state["outer/2.weight/0/velocity"][0, 0] += 1e-3
     with_momentum.replica.load_shared_state(state)
     assert with_momentum.replica.digest() != before
+
+
+@pytest.mark.parametrize("missing", ["fingerprint", "anchor/0.weight/0", "outer/0.weight/0/velocity", "blocks"])
+def test_incomplete_shared_state_is_refused_before_anything_moves(missing: str) -> None:
+    """Momentum that is left out would be lost in silence."""
+    peers = [Peer(ROWS["diloco"](), r) for r in range(2)]
+    lockstep(peers, 4, {})
+    state = peers[0].replica.shared_state()
+    assert missing in state
+    del state[missing]
+    before = peers[1].replica.digest()
+    with pytest.raises(CheckpointError, match="must be"):
+        peers[1].replica.load_shared_state(state)
+    assert peers[1].replica.digest() == before
+    with pytest.raises(CheckpointError, match="fingerprint=None: must be"):
+        peers[1].replica.load_private_state({})
