@@ -20,7 +20,7 @@ from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
 from sparseloco.reduce import Mean
 from sparseloco.schedule import SyncSchedule
-from sparseloco.types import Merge, OuterOptimizer, TensorSpec
+from sparseloco.types import Merge, OuterOptimizer, TensorSpec, state_dtype
 
 FORMAT = 1
 """Version of everything that peers must compute alike; part of each fingerprint."""
@@ -104,6 +104,7 @@ class Algorithm:
             state = self.channel.init(chosen, meta)
             sent += sum(part.nbytes for part in self.channel.part_specs(state))
         parameters = sum(spec.numel for spec in specs)
+        stored = sum(spec.numel * state_dtype(spec.dtype).itemsize for spec in specs)
         return Description(
             name=self.recipe.preset if self.recipe else "custom",
             parameters=parameters,
@@ -113,8 +114,8 @@ class Algorithm:
             dense_bytes_per_round=4 * parameters,
             portable=self.portable,
             state_bytes={
-                "anchor": 4 * parameters,
-                "residual": 4 * parameters if self.channel.feedback else 0,
+                "anchor": stored,
+                "residual": stored if self.channel.feedback else 0,
             },
             fingerprint=self.fingerprint(specs),
             parts=_plain(self),

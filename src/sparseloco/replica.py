@@ -138,7 +138,8 @@ class Replica:
             param.grad = None
         self.optimizer = self.algorithm.local.build(self.params)
         warnings.warn(
-            f"peer {self.peer}: parameters were reset to the anchor and inner optimizer state starts anew",
+            f"peer {self.peer}: parameters were reset to the anchor and "
+            + ("inner optimizer state starts anew" if self.optimizer else "the caller's optimizer should be made anew"),
             stacklevel=2,
         )
 

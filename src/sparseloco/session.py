@@ -52,7 +52,7 @@ def synchronize(
             through an enabled ``GradScaler``.
     """
     _check_local_phase(algorithm)
-    number = peer if peer is not None else int(getattr(transport, "rank", 0))
+    number = peer if peer is not None else transport.rank or 0
     replica = Replica(model, algorithm, peer=number, seed=seed)
     transport.connect(replica)
 

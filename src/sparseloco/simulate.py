@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
+from sparseloco.errors import ConfigError
 from sparseloco.keys import derive_key
 from sparseloco.replica import Replica
 from sparseloco.transport import Loopback, advance, settle
@@ -65,6 +66,7 @@ class Cohort:
             self.transport.connect(replica)
             self._seats.append(_Seat(replica, tensors, replica_rng_state(seed, peer)))
         self._swap_in(start)
+        self._on_stage: int | None = None
 
     @property
     def replicas(self) -> list[Replica]:
@@ -84,6 +86,7 @@ class Cohort:
     def turn(self, peer: int) -> Iterator[Replica]:
         """The model is replica ``peer`` inside this block; afterwards it is what it was before."""
         seat = self._seats[peer]
+        outer, self._on_stage = self._on_stage, peer
         before, rng = [t.data for t in self._stage], torch.get_rng_state()
         self._swap_in(seat.tensors)
         torch.set_rng_state(seat.rng)
@@ -94,9 +97,16 @@ class Cohort:
             seat.rng = torch.get_rng_state()
             torch.set_rng_state(rng)
             self._swap_in(before)
+            self._on_stage = outer
 
     def advance(self, peer: int) -> None:
-        """Inner step and post of one replica; call it inside its turn, after ``backward``."""
+        """Inner step and post of one replica; call it inside its turn, after ``backward``.
+
+        Raises:
+            ConfigError: if another replica is on the stage, or none.
+        """
+        if self._on_stage != peer:
+            raise ConfigError(f"peer={peer}: must be on the stage; call advance inside `with cohort.turn({peer})`")
         advance(self._seats[peer].replica, self.transport)
 
     def settle(self) -> None:

@@ -124,3 +124,12 @@ def test_a_mean_is_counted_as_in_a_ring() -> None:
     cohort.settle()
     body = 4 * sum(p.numel() for p in cohort.model.parameters())
     assert cohort.transport.traffic(0) == (72 + body, 2 * 72 + 2 * body * 2 // 3)
+
+
+def test_only_the_replica_on_the_stage_advances() -> None:
+    """Anything else would step the model that the caller handed in."""
+    cohort = Cohort(toy.net(), presets.diloco(inner_steps=1, inner=sgd(0.1)), 2)
+    with pytest.raises(ConfigError, match=r"peer=1: must be on the stage; call advance inside `with cohort.turn\(1\)`"):
+        cohort.advance(1)
+    with cohort.turn(0), pytest.raises(ConfigError, match="peer=1: must be on the stage"):
+        cohort.advance(1)

@@ -67,6 +67,11 @@ def compare_starts(first: Start, other: Start) -> None:
 class Transport(Protocol):
     """Carries envelopes between peers. All waiting and all I/O live behind it."""
 
+    @property
+    def rank(self) -> int | None:
+        """The peer number that this process has; None where the caller numbers its replicas."""
+        ...
+
     def connect(self, replica: Replica) -> None:
         """Join with a replica: compare algorithm, tensor table and starting values with the other peers.
 

@@ -33,6 +33,11 @@ class Loopback:
         self._readers: dict[Key, int] = {}
         self._traffic: dict[int, Traffic] = {}
 
+    @property
+    def rank(self) -> int | None:
+        """None: many peers live here."""
+        return None
+
     def connect(self, replica: Replica) -> None:
         """Register a replica and compare its start with that of the first."""
         if self._replicas.get(replica.peer) is replica:

@@ -56,7 +56,7 @@ class ProcessGroup:
             )
         self.group = group
         self.num_peers = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self._rank = dist.get_rank(group)
         if self.num_peers == 1:
             warnings.warn("group=1 rank: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2)
         self._connected: Replica | None = None
@@ -64,6 +64,11 @@ class ProcessGroup:
         self._early: dict[Key, list[Envelope]] = {}
         self._sent = 0
         self._received = 0
+
+    @property
+    def rank(self) -> int:
+        """Rank in the group."""
+        return self._rank
 
     def connect(self, replica: Replica) -> None:
         """Compare fingerprints, then a digest per tensor, on all ranks."""
