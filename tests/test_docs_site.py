@@ -124,3 +124,12 @@ def test_questions_of_the_readers_are_answered() -> None:
         "Why am I warned about one worker?", "How many terminals do I need?", "Does it work on Apple's machines?",
     ):  # fmt: skip
         assert f"### {heading}\n" in text
+
+
+def test_users_of_wrappers_find_their_answer() -> None:
+    """C-55, C-74: how not to synchronize under each wrapper, and the method around an accelerate loop."""
+    text = (ROOT / "docs" / "library.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert "sparseloco.synchronize(" in sections["With accelerate"]
+    assert "accelerator.backward(" in sections["With accelerate"]
+    assert "no_sync" in sections["Wrappers, and when not to synchronize"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,12 @@ def test_figures_in_words() -> None:
     assert doctor.in_words("cuda", []) == "none"
     assert doctor.in_words("cuda", ["a", "b"]) == "a, b"
     assert [doctor.title(name) for name in ("free_here_bytes", "OMP_NUM_THREADS")] == ["free here", "OMP_NUM_THREADS"]
+
+
+def test_every_extra_is_known_to_the_doctor_and_the_quick_start() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = set(project["optional-dependencies"]) - {"dev"}
+    assert set(doctor.EXTRAS) == extras - {"docs"}
+    page = (root / "docs" / "index.md").read_text("utf-8")
+    assert all(f"`{extra}`" in page for extra in extras)

@@ -24,6 +24,10 @@ from sparseloco.types import Source, TensorSpec
 
 EXTRAS = {
     "plot": "matplotlib",
+    "data": "pyarrow",
+    "hf": "datasets",
+    "sentencepiece": "sentencepiece",
+    "eval": "lm_eval",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "trackio": "trackio",

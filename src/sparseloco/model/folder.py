@@ -152,6 +152,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         os.chmod(temporary, 0o755)
         yield temporary
+        for file in temporary.iterdir():  # safetensors makes files that only their owner can read
+            os.chmod(file, 0o644)
         _replace(temporary, folder)
     except OSError as error:
         raise ConfigError(
