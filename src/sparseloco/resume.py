@@ -190,9 +190,15 @@ class Keeper:
         """Continue from a checkpoint; returns the metrics until then.
 
         Raises:
-            CheckpointError: if it is damaged.
+            CheckpointError: if it is damaged, or samples would be seen twice; nothing has changed then.
         """
-        workers, shared = checkpoint.facts["workers"], checkpoint.part("shared")
+        workers = checkpoint.facts["workers"]
+        if workers != self.config.train.workers and self.config.data.per_worker == "source":
+            raise CheckpointError(
+                f"train.workers={self.config.train.workers}: must be {workers} as in the checkpoint, since "
+                "data.per_worker='source' deals the sources to the workers; go on with that number"
+            )
+        shared = checkpoint.part("shared")
         inboxes = [(Key(*key), rows) for key, rows in shared["inboxes"]]
         books.load(shared["books"])
         for index, replica in enumerate(self.world.replicas):

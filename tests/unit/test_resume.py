@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -151,6 +153,28 @@ def test_a_new_worker_starts_from_the_shared_state_alone(tmp_path: Path) -> None
         assert [key.round for key in replica.in_flight()] == [1]
         assert len(world.transport.collect(replica.in_flight()[0])) == 2
         assert replica.digest() == world.replicas[0].digest()
+
+
+def test_another_number_of_workers_is_refused_where_sources_are_dealt_out(tmp_path: Path) -> None:
+    """C-21: the order of samples of each source follows from the number of its workers."""
+    from sparseloco.checkpoint import CheckpointFolder
+    from sparseloco.data.settings import DataConfig, SourceConfig
+    from sparseloco.resume import Books, Keeper, identity
+    from sparseloco.simulate import Cohort
+
+    algorithm = METHODS["sparseloco"]()
+    runs.simulated(tmp_path, runs.config(every=9, workers=2), algorithm)
+    there = runs.checkpoint_at(tmp_path, 9)
+    sources = DataConfig(sources=(SourceConfig(path="a"), SourceConfig(path="b")), per_worker="source")
+    settings = msgspec.structs.replace(runs.config(workers=3), data=sources)
+    facts = json.loads(json.dumps(identity(settings, runs.dataset())))  # as they come back from a disk
+    there.facts["identity"]["settings"].update(facts["settings"])
+    world = Cohort(runs.ToyLM(), algorithm, 3)
+    keeper = Keeper(CheckpointFolder(tmp_path / CHECKPOINTS), settings, algorithm, runs.dataset(), world, there)
+    before = world.replicas[0].digest()
+    with pytest.raises(CheckpointError, match=r"train\.workers=3: must be 2 as in the checkpoint.*go on with"):
+        keeper.load(there, Books([[], [], []]))
+    assert world.replicas[0].digest() == before
 
 
 def test_a_checkpoint_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
