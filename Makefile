@@ -15,7 +15,7 @@ help:  ## list the targets
 
 demo:  ## pre-train with SparseLoCo and with dense DiLoCo, then write a report to runs/demo
 	@sh tools/venv.sh demo
-	$(BIN)/sparseloco compare examples/demo.toml --out runs/demo
+	$(BIN)/sparseloco compare examples/demo.toml --out runs/demo --overwrite
 
 test:  ## run the tests, all but those marked slow (PYTEST_ARGS=... is passed on)
 	@sh tools/venv.sh dev

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sparseloco.data import Dataset, evaluation_batches
+from sparseloco.errors import DivergenceError
 from sparseloco.model import next_token_loss
 from sparseloco.replica import Replica
-from sparseloco.settings import TrainConfig
+from sparseloco.settings import RunConfig, TrainConfig, optimizer_keys
 from sparseloco.transport import Transport
 
 
@@ -134,6 +135,23 @@ def _nats(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:
 
 def _figures(nats: float, tokens: int, num_bytes: int) -> Evaluation:
     return Evaluation(nats / tokens, nats / max(1, num_bytes) / math.log(2), tokens)
+
+
+def check_finite(name: str, loss: float, where: str, config: RunConfig) -> None:
+    """Refuse to go on with a loss that is not finite.
+
+    Raises:
+        DivergenceError: naming the settings of this run that may help.
+    """
+    if math.isfinite(loss):
+        return
+    used = optimizer_keys(config.algorithm.preset)
+    rates = ["optimizer.lr"] if "lr" in used else []
+    rates += [f"algorithm.{key}" for key in ("lr", "outer_lr") if key in config.algorithm.settings]
+    clip = " or set optimizer.clip_norm" if "clip_norm" in used else ""
+    raise DivergenceError(
+        f"{name}={loss} {where}: must be finite; lower {' or '.join(rates)}, lengthen optimizer.warmup_steps{clip}"
+    )
 
 
 def autocast(settings: TrainConfig) -> torch.autocast:

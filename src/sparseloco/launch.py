@@ -165,6 +165,21 @@ def train_rank(
         )
 
 
+@contextlib.contextmanager
+def memory_errors(config: RunConfig) -> Iterator[None]:
+    """Running out of memory inside this block becomes one sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = ("can't allocate memory", "not enough memory", "out of memory")
+        if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in words):
+            raise
+        raise ConfigError(
+            f"train.batch_size={config.train.batch_size}: must fit into the memory of this machine, and it ran out; "
+            "lower it or raise train.accumulation, or take fewer workers, shorter sequences or a smaller model"
+        ) from error
+
+
 def is_torchrun() -> bool:
     """Whether torchrun (or a launcher like it) started this process as one rank of several."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -194,7 +209,7 @@ def _worker(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
     try:
         dataset = open_dataset(config.data)
-        with joined_group(rendezvous, rank, config.train.workers):
+        with memory_errors(config), joined_group(rendezvous, rank, config.train.workers):
             world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
 
             def progress(status: Status) -> None:

@@ -5,6 +5,8 @@ Knows nothing of files, overrides or presets' keywords; see ``config`` for those
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +16,7 @@ import torch
 from sparseloco.algorithm import Recipe
 from sparseloco.data.settings import DataConfig, SourceConfig
 from sparseloco.errors import ConfigError
+from sparseloco.presets import PRESETS
 
 __all__ = [
     "DataConfig",
@@ -25,6 +28,8 @@ __all__ = [
     "TrainConfig",
     "TransportConfig",
     "check_rounds",
+    "optimizer_defaults",
+    "optimizer_keys",
     "to_table",
     "to_toml",
 ]
@@ -163,14 +168,15 @@ class OptimizerConfig(Section, frozen=True, kw_only=True):
     """``[optimizer]``: the inner optimizer, and the shape of every learning rate over time.
 
     Methods that send gradients with a learning rate of their own (``demo``, ``ef_signsgd``, ``powersgd``) take only
-    ``warmup_steps`` and ``final_lr_fraction`` from here; their ``lr`` stands in ``[algorithm]``.
+    ``warmup_steps`` and ``final_lr_fraction`` from here, and other keys are refused; their ``lr`` stands in
+    ``[algorithm]``.
 
     Attributes:
-        name: "adamw" or "sgd".
-        lr: Largest learning rate.
+        name: "adamw" or "sgd"; a file that leaves it out means "sgd" for ``local_sgd`` and ``qsparse_local_sgd``.
+        lr: Largest learning rate; a file that leaves it out means 0.3 for sgd.
         betas: Decay rates of AdamW's moments.
         momentum: Of sgd.
-        weight_decay: Decoupled for AdamW, in the gradient for sgd.
+        weight_decay: Decoupled for AdamW, in the gradient for sgd; a file that leaves it out means 0 for sgd.
         clip_norm: Largest gradient norm; 0 for no clipping.
         warmup_steps: Steps of linear warm-up.
         final_lr_fraction: Share of the learning rate that the cosine leaves at the end.
@@ -282,11 +288,44 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+_INNER_KEYS = ("name", "lr", "betas", "momentum", "weight_decay")
+"""Keys of ``[optimizer]`` that make the keyword ``inner`` of a preset."""
+_SGD_PRESETS = ("local_sgd", "qsparse_local_sgd")
+_SGD_DEFAULTS = {"name": "sgd", "lr": 0.3, "weight_decay": 0.0}
+
+
+def optimizer_keys(preset: str) -> tuple[str, ...]:
+    """Keys of ``[optimizer]`` that a preset uses.
+
+    Example:
+        >>> optimizer_keys("demo")
+        ('warmup_steps', 'final_lr_fraction')
+    """
+    taken = inspect.signature(PRESETS[preset]).parameters
+    unused = {*(_INNER_KEYS if "inner" not in taken else ()), *(() if "clip_norm" in taken else ("clip_norm",))}
+    return tuple(name for name in OptimizerConfig.__struct_fields__ if name not in unused)
+
+
+def optimizer_defaults(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of ``[optimizer]`` that differ from those of :class:`OptimizerConfig`, for a preset and what is given.
+
+    Example:
+        >>> optimizer_defaults("local_sgd", {"lr": 1.0})
+        {'name': 'sgd', 'lr': 0.3, 'weight_decay': 0.0}
+        >>> optimizer_defaults("local_sgd", {"name": "adamw"})
+        {}
+    """
+    name = given.get("name", "sgd" if preset in _SGD_PRESETS else "adamw")
+    return dict(_SGD_DEFAULTS) if name == "sgd" else {}
+
+
 def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """The sections of a run as plain values, every default spelled out."""
+    """The sections of a run as plain values, every default spelled out; keys that its preset does not use left out."""
     table = {"algorithm": {"preset": config.algorithm.preset, **config.algorithm.settings}}
     for section in ("model", "data", "train", "optimizer", "transport", "checkpoint", "logging"):
         table[section] = msgspec.to_builtins(getattr(config, section))
+    used = optimizer_keys(config.algorithm.preset)
+    table["optimizer"] = {name: value for name, value in table["optimizer"].items() if name in used}
     return table
 
 

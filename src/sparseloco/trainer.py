@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset, check_windows, train_sampler
-from sparseloco.errors import DivergenceError, Interrupted
-from sparseloco.evaluation import Evaluation, World, anchored, autocast, evaluate_anchor
+from sparseloco.errors import Interrupted
+from sparseloco.evaluation import Evaluation, World, anchored, autocast, check_finite, evaluate_anchor
 from sparseloco.local import InnerSteps, OptimizerSpec
 from sparseloco.metrics import Status, named_errors, write_atomically
 from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, next_token_loss, save_model
@@ -99,7 +99,7 @@ def train(
             log.close()
     if log is not None and out is not None:
         with named_errors(out):
-            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_atomically(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
             if keep_model:
                 with world.turn(0) as replica, anchored(world.model, replica):
                     save_model(world.model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
@@ -131,6 +131,7 @@ class _Run:
         progress: ProgressCallback | None,
         stop: StopCallback | None,
     ) -> None:
+        self.config = config
         self.settings = config.train
         self.corpus = (dataset.corpus_name, dataset.corpus_sha256)
         self.dataset = dataset
@@ -158,6 +159,7 @@ class _Run:
 
     def loop(self) -> None:
         books, steps = self.books, self.settings.steps
+        train_loss = math.nan
         if not books.step:
             self._evaluate()
         while books.step < steps:
@@ -177,6 +179,7 @@ class _Run:
         if self.keeper is not None:
             self.keeper.save(books, self.log)
         self._evaluate()
+        self._report(steps, train_loss)  # again, for the last evaluation
 
     def _pause(self, step: int) -> None:
         """Save if it is time to, and stop if that was asked for."""
@@ -203,12 +206,8 @@ class _Run:
             batch = self.sampler.batch(slots, self.books.data_step - 1, num_slots)
             with self.world.turn(index):
                 loss = accumulate_gradients(self.world.model, batch, self.settings)
-                if not math.isfinite(loss):
-                    raise DivergenceError(
-                        f"train_loss={loss} at step {step} of peer {replica.peer}, round {replica.rounds}: must be "
-                        "finite; "
-                        "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm"
-                    )
+                where = f"at step {step} of peer {replica.peer}, round {replica.rounds}"
+                check_finite("train_loss", loss, where, self.config)
                 replica.local_step()
                 with self.books.clock.sync():
                     post_due(replica, self.world.transport)
@@ -258,10 +257,11 @@ class _Run:
     def _evaluate(self) -> None:
         if not self.world.is_main:
             return
-        self.books.validation = evaluate_anchor(self.world, self.dataset, "validation", self.settings)
-        self._log_evaluation("validation", self.books.validation)
+        self.books.validation = self._evaluated("validation")
 
-    def _log_evaluation(self, split: str, result: Evaluation) -> None:
+    def _evaluated(self, split: str) -> Evaluation:
+        result = evaluate_anchor(self.world, self.dataset, split, self.settings)
+        check_finite(f"{split}_loss", result.loss, f"at step {self.books.step}", self.config)
         if self.log is not None:
             self.log.write(
                 "evaluation",
@@ -274,6 +274,7 @@ class _Run:
                 bits_per_byte=result.bits_per_byte,
                 evaluated_tokens=result.tokens,
             )
+        return result
 
     def _log_step(self, step: int) -> None:
         means = [sum(losses) / len(losses) for losses in self.books.losses]
@@ -337,8 +338,7 @@ class _Run:
         if not self.world.is_main:
             return {}
         assert self.books.validation is not None
-        held_out = evaluate_anchor(self.world, self.dataset, "test", self.settings)
-        self._log_evaluation("test", held_out)
+        held_out = self._evaluated("test")
         traffic = self.traffic
         recipe = algorithm.recipe
         return {

@@ -149,7 +149,7 @@ def test_comparisons_keep_models_when_asked(call: Call) -> None:
     Path("run.toml").write_text(f'{CONFIG}\n[[compare]]\nlabel = "A"\n\n[[compare]]\nlabel = "B"\nk = 4\n')
     assert call("compare", "run.toml", "--out", "both").code == 0
     assert not Path("both/a/model").exists()
-    assert call("compare", "run.toml", "--out", "both", "--models").code == 0
+    assert call("compare", "run.toml", "--out", "both", "--overwrite", "--models").code == 0
     assert load_tokenizer(Path("both/b/model")).eos_token_id == 0
     ended = call("export", "both", "--out", "x")
     assert ended.err == "error: 'both': must be one run, but holds a, b; name both/a\n"

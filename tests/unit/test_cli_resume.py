@@ -91,8 +91,8 @@ def test_an_unfinished_run_is_not_overwritten(call: Call) -> None:
     ended = call("train", "run.toml", "--out", "mine")
     assert (ended.code, ended.err) == (
         2,
-        "error: --out 'mine': holds checkpoints of a run that is not finished; continue it with --resume, or choose "
-        "another folder\n",
+        "error: --out 'mine': holds checkpoints of a run that is not finished; continue it with --resume, replace it "
+        "with --overwrite, or choose another folder\n",
     )
 
 

@@ -55,8 +55,8 @@ def test_the_log_names_peer_and_round(call: Call) -> None:
     told = [line.split(" ", 1)[1] for line in ended.err.splitlines() if ": applied" in line]
     assert [line.partition(",")[0] for line in told] == ["peer 0", "peer 1"] * 2
     assert [line.split(", ")[1] for line in told] == ["round 0"] * 2 + ["round 1"] * 2
-    assert ": applied" not in call("train", "run.toml", "--out", "mine").err
-    assert call("train", "run.toml", "--out", "mine", "--verbose", "--json").err == ""
+    assert ": applied" not in call("train", "run.toml", "--out", "mine", "--overwrite").err
+    assert call("train", "run.toml", "--out", "mine", "--overwrite", "--verbose", "--json").err == ""
 
 
 def test_step_lines_hold_what_the_view_shows(call: Call) -> None:

@@ -197,7 +197,8 @@ def test_processes_train_to_the_same_bits(preset, data_config, dataset, monkeypa
     there = train_processes(config, method, dataset, out, label="run", progress=seen.append)
     assert there["digest"] == here["digest"]
     assert there["held_out_loss"] == here["held_out_loss"]
-    assert [status.step for status in seen] == [1, 2, 3, 4, 5, 6]
+    assert [status.step for status in seen] == [1, 2, 3, 4, 5, 6, 6]
+    assert seen[-1].validation_loss == there["validation_loss"]
     assert json.loads((out / "summary.json").read_text()) == there
 
 

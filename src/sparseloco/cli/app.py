@@ -39,6 +39,7 @@ OutPath = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in the folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the earlier run in the folder.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per peer and round to stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
 
@@ -57,6 +58,7 @@ def train(
     no_model: Annotated[bool, typer.Option("--no-model", help="Do not keep the trained model.")] = False,
     out: OutPath = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
@@ -65,23 +67,24 @@ def train(
     Needs no further terminal or environment variable. Started by torchrun, each rank is one replica. Ctrl-C stops
     after saving; `sparseloco train --resume RUN` continues the run in that folder.
     """
-    from sparseloco.cli import runs
+    from sparseloco.cli import folders, runs
     from sparseloco.cli.screen import Screen
     from sparseloco.config import Entry, load_config
 
     if resume:
-        config, out = _resumed(config, out)
+        config, out = _resumed(config, out, overwrite)
 
     shorthands = {"data.path": data, "train.workers": workers, "train.processes": processes or None}
     # JSON's strings, numbers and booleans are TOML's as well.
     asked = [f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in shorthands.items() if v is not None]
     settings = load_config(config, [*overrides, *asked])
     entry = Entry(label=settings.algorithm.preset, config=settings)
-    folder = out or runs.free_folder(config.stem, settings.algorithm.preset)
+    folder = out or folders.free_folder(config.stem, settings.algorithm.preset)
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
     with Screen(quiet=as_json, verbose=verbose) as screen:
         line = _command_line(words, folder)
-        done = runs.train_one(entry, folder, screen, line, keep_model=not no_model, resume=resume)
+        options = {"keep_model": not no_model, "resume": resume, "overwrite": overwrite}
+        done = runs.train_one(entry, folder, screen, line, **options)
     if done is None:
         return
     if as_json:
@@ -89,7 +92,7 @@ def train(
         return
     screen.show_runs(done.runs, done.report)
     if not no_model:
-        typer.echo(f"model: {folder / runs.MODEL_FOLDER}")
+        typer.echo(f"model: {folder / folders.MODEL_FOLDER}")
 
 
 @app.command("compare", epilog="Example: sparseloco compare examples/demo.toml --out runs/demo")
@@ -101,22 +104,24 @@ def compare(
     models: Annotated[bool, typer.Option("--models", help="Keep the trained model of each run.")] = False,
     out: OutPath = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every [[compare]] entry of a file on the same text in the same order, and report on all."""
-    from sparseloco.cli import runs
+    from sparseloco.cli import folders, runs
     from sparseloco.cli.screen import Screen
     from sparseloco.config import load_entries
 
     if resume:
-        config, out = _resumed(config, out)
+        config, out = _resumed(config, out, overwrite)
     entries = load_entries(config, overrides, only)
-    folder = out or runs.free_folder(config.stem)
+    folder = out or folders.free_folder(config.stem)
     words = ["compare", str(config), *_options("--set", overrides), *_options("--only", only)]
     with Screen(quiet=as_json, verbose=verbose) as screen:
         line = _command_line(words, folder)
-        done = runs.train_all(entries, folder, screen, line, keep_models=models, resume=resume)
+        options = {"keep_models": models, "resume": resume, "overwrite": overwrite}
+        done = runs.train_all(entries, folder, screen, line, **options)
     if as_json:
         print_json(done.summaries)
     else:
@@ -173,10 +178,12 @@ def report(
         Screen(quiet=True).show_runs(done.runs, done.report)
 
 
-def _resumed(config: Path, out: Path | None) -> tuple[Path, Path]:
+def _resumed(config: Path, out: Path | None, overwrite: bool) -> tuple[Path, Path]:
     """Settings and folder of a run that is continued; a run folder stands for both."""
     from sparseloco.errors import ConfigError
 
+    if overwrite:
+        raise ConfigError("--overwrite: must not stand beside --resume; keep one of them")
     if config.is_dir():
         return config / "config.toml", out or config
     if out is None:

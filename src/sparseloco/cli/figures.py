@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,15 +10,19 @@ import torch
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.config import Entry, build_algorithm, keywords_of
+from sparseloco.errors import ConfigError
 from sparseloco.local import InnerSteps, OptimizerSpec
 from sparseloco.model import tensor_table
 from sparseloco.outer import Sgd, TorchOptimizer
 from sparseloco.presets import PRESETS
 from sparseloco.report import units
+from sparseloco.settings import RunConfig
 from sparseloco.types import PartSpec, TensorSpec
 from sparseloco.wire import frame_bytes
 
 _FLOAT32 = 4
+_PROCESS_BYTES = 150_000_000
+"""What a process of its own needs at least, mostly for PyTorch."""
 
 
 def describe(entry: Entry) -> dict[str, Any]:
@@ -50,6 +55,26 @@ def describe(entry: Entry) -> dict[str, Any]:
         "fingerprint": description.fingerprint,
         "parts": dict(description.parts),
     }
+
+
+def check_memory(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse replicas whose tensors alone cannot fit into the memory of this machine; activations come on top.
+
+    Raises:
+        ConfigError: saying how many would fit.
+    """
+    specs = tensor_table(config)
+    description = algorithm.describe(specs)
+    _, codec_bytes = _payloads(algorithm, specs)
+    each = _memory(algorithm, description.parameters, description.state_bytes, codec_bytes)
+    size = sum(each.values()) + _PROCESS_BYTES if config.train.processes else sum(each.values()) - each["gradients"]
+    workers, there = config.train.workers, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size * workers > there:
+        fewer = f"use {there // size} or fewer" if there >= size else "use a smaller model"
+        raise ConfigError(
+            f"train.workers={workers}: must fit into the {units.num_bytes(there)} of memory of this machine, but need "
+            f"at least {units.num_bytes(size * workers)}; {fewer}"
+        )
 
 
 def presets() -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,23 +15,27 @@ import msgspec
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
+from sparseloco.cli.figures import check_memory
+from sparseloco.cli.folders import (
+    COMPARISON,
+    check_comparison_folder,
+    check_report_folder,
+    check_run_folder,
+    start_comparison,
+    start_run,
+)
 from sparseloco.cli.screen import Screen
 from sparseloco.cli.shell import say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
 from sparseloco.data import Dataset, check_windows, open_dataset
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
-from sparseloco.launch import is_torchrun, train_processes, train_rank
+from sparseloco.launch import is_torchrun, memory_errors, train_processes, train_rank
 from sparseloco.metrics import named_errors, write_atomically
-from sparseloco.model import MODEL_FOLDER, tensor_table
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.resume import check_identity, identity
-from sparseloco.settings import RunConfig
+from sparseloco.settings import RunConfig, TransportConfig
 from sparseloco.trainer import CHECKPOINTS, train
 from sparseloco.writers import check_writers
-
-RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
-REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
-COMPARISON = "comparison.json"
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,29 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def train_one(
-    entry: Entry, folder: Path, screen: Screen, command: str, *, keep_model: bool = True, resume: bool = False
+    entry: Entry,
+    folder: Path,
+    screen: Screen,
+    command: str,
+    *,
+    keep_model: bool = True,
+    resume: bool = False,
+    overwrite: bool = False,
 ) -> Done | None:
     """Train one run into ``folder``, or continue what is there; None at ranks that do not write."""
+    if is_torchrun():  # so that the run folder says what was used
+        used = msgspec.structs.replace(entry.config, transport=TransportConfig(kind="process_group"))
+        entry = msgspec.structs.replace(entry, config=used)
+    writes = not is_torchrun() or os.environ["RANK"] == "0"
+    if writes:
+        check_run_folder(folder, resume=resume, overwrite=overwrite)
     algorithm = checked_algorithm(entry.config)
     dataset = read_dataset(entry.config, screen)
-    if is_torchrun() and os.environ["RANK"] != "0":
+    if not writes:
         found = _newest(folder, entry, screen) if resume else None
         with stop_signals() as stop:
             train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
         return None
-    check_folder(folder, resume=resume)
     summary = _train(entry, algorithm, dataset, folder, screen, keep_model=keep_model, resume=resume)
     return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
 
@@ -75,15 +90,17 @@ def train_all(
     *,
     keep_models: bool = False,
     resume: bool = False,
+    overwrite: bool = False,
 ) -> Done:
     """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison."""
     if is_torchrun():
         raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
+    check_comparison_folder(folder, resume=resume, overwrite=overwrite)
+    for entry in entries:
+        check_run_folder(folder / entry.folder, resume=resume, overwrite=overwrite)
     algorithms = [checked_algorithm(entry.config) for entry in entries]
     dataset = read_dataset(entries[0].config, screen)
-    for path in (folder, *(folder / entry.folder for entry in entries)):
-        check_folder(path, resume=resume)
-    clear_folder(folder)
+    start_comparison(folder)
     listed: list[dict[str, Any]] = []
     for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
         screen.say(f"[{number}/{len(entries)}] {entry.label}")
@@ -92,13 +109,14 @@ def train_all(
         )
         listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
         _write_report([load_run(folder / entry.folder)], folder / entry.folder, None)
-    write_atomically(folder / COMPARISON, json.dumps(listed, indent=2) + "\n")
+    write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
     runs = load_runs(folder)
     return Done(runs, listed, _write_report(runs, folder, command))
 
 
 def report_on(folders: Sequence[Path], out: Path) -> Done:
     """Write a report about runs, and about all runs of comparisons."""
+    check_report_folder(out)
     runs = [run for folder in folders for run in load_runs(folder)]
     summaries = [json.loads((run.folder / "summary.json").read_text(encoding="utf-8")) for run in runs]
     return Done(runs, summaries, _write_report(runs, out, None))
@@ -129,65 +147,15 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
     """
     check_writers(config.logging.to)
     algorithm = build_algorithm(config)
-    algorithm.describe(tensor_table(config))
+    if not is_torchrun():
+        check_memory(config, algorithm)
     by_torchrun = config.transport.kind == "process_group" and not config.train.processes
     if by_torchrun and not is_torchrun():
         raise ConfigError(
             "transport.kind='process_group': must be started by torchrun, one rank per replica; "
-            "use --processes to start them on this machine"
+            "use --processes to start them on this machine, or set transport.kind=loopback"
         )
     return algorithm
-
-
-def free_folder(*words: str) -> Path:
-    """A folder below ``runs/`` that does not exist yet; words that repeat the one before are left out."""
-    name = "-".join(word for number, word in enumerate(words) if word != words[number - 1] or number == 0)
-    path, number = Path("runs") / name, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
-
-
-def check_folder(folder: Path, *, resume: bool = False) -> None:
-    """Refuse a folder that holds anything but earlier runs, since those are replaced unless they are resumed.
-
-    Raises:
-        ConfigError: if it is a file, or holds something else or a run that could be continued.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {str(folder)!r}: must be a folder, but is a file; choose another")
-    try:
-        inside = list(folder.iterdir()) if folder.exists() else []
-    except OSError as error:
-        raise ConfigError(f"--out {str(folder)!r}: must be readable ({error.strerror}); choose another") from error
-    known = {*RUN_FILES, *REPORT_FILES, COMPARISON, CHECKPOINTS}
-    runs = [path for path in inside if path.name in known or (path / "config.toml").is_file()]
-    if inside and not runs:
-        raise ConfigError(f"--out {str(folder)!r}: must be new, empty or hold an earlier run; choose another")
-    names = {path.name for path in inside}
-    if not resume and CHECKPOINTS in names and "summary.json" not in names and any((folder / CHECKPOINTS).iterdir()):
-        raise ConfigError(
-            f"--out {str(folder)!r}: holds checkpoints of a run that is not finished; continue it with --resume, or "
-            "choose another folder"
-        )
-
-
-def clear_folder(folder: Path) -> None:
-    """Make a folder, or remove what an earlier run has left in it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / CHECKPOINTS).is_dir():
-            shutil.rmtree(folder / CHECKPOINTS)
-        for name in (*RUN_FILES, *REPORT_FILES, COMPARISON):
-            (folder / name).unlink(missing_ok=True)
-        if (folder / MODEL_FOLDER / "config.json").is_file():
-            shutil.rmtree(folder / MODEL_FOLDER)
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # event files add up
-    except OSError as error:
-        raise ConfigError(
-            f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"
-        ) from error
 
 
 def read_dataset(config: RunConfig, screen: Screen) -> Dataset:
@@ -212,12 +180,13 @@ def _train(
     run = train_rank if is_torchrun() else train_processes if config.train.processes else train
     found = _newest(folder, entry, screen) if resume else None
     if found is None:
-        clear_folder(folder)
+        start_run(folder, to_toml(config))
     else:
         check_identity(found, identity(config, dataset))
-    with named_errors(folder / "config.toml"):
-        write_atomically(folder / "config.toml", to_toml(config))
-    with stop_signals() as stop, screen.training(entry.label, config.train.steps) as progress:
+        with named_errors(folder / "config.toml"):
+            write_atomically(folder / "config.toml", to_toml(config))
+    progressing = screen.training(entry.label, config.train.steps)
+    with stop_signals() as stop, progressing as progress, memory_errors(config):
         try:
             return run(
                 config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import signal
 import sys
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 INTERRUPTED = 130
 MISTAKE = 2
+_OF_THE_DISK = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of files that no check in advance can rule out."""
 
 
 def command(body: Callable[P, T]) -> Callable[P, T]:
@@ -39,6 +42,11 @@ def command(body: Callable[P, T]) -> Callable[P, T]:
                 raise typer.Exit(INTERRUPTED) from error
             except SparseLocoError as error:
                 say(f"error: {error}")
+                raise typer.Exit(MISTAKE) from error
+            except OSError as error:
+                if error.errno not in _OF_THE_DISK or error.filename is None:
+                    raise
+                say(f"error: {str(error.filename)!r}: cannot be used ({error.strerror}); choose another place")
                 raise typer.Exit(MISTAKE) from error
             except KeyboardInterrupt as error:
                 say("interrupted: a run folder without summary.json is not finished; start it again with --resume")

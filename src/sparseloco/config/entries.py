@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from sparseloco.config.file import overlay, read_table, resolve, resolve_run
+from sparseloco.config.file import check_sections, overlay, read_table, resolve, resolve_run
 from sparseloco.config.sections import did_you_mean
 from sparseloco.errors import ConfigError
-from sparseloco.settings import RunConfig, to_table
+from sparseloco.presets import PRESETS
+from sparseloco.settings import OptimizerConfig, RunConfig, optimizer_defaults, optimizer_keys, to_table
 
 _OVERLAYS = ("train", "optimizer")
 
@@ -33,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def folder(self) -> str:
         """Name of its run folder: the label in lower case, with hyphens for all but letters and digits."""
-        return re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")
+        return re.sub(r"[\W_]+", "-", self.label.lower()).strip("-")
 
 
 def load_entries(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[Entry, ...]:
@@ -61,16 +62,18 @@ def load_entries(path: str | Path, overrides: Sequence[str] = (), only: Sequence
     rows = table.pop("compare")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"compare={rows!r}: must be a list of entries; write [[compare]] before each of them")
-    entries = _chosen([_entry(table, row, number) for number, row in enumerate(rows)], only)
+    check_sections(table)
+    first = table.get("algorithm", rows[0]).get("preset")
+    entries = _chosen([_entry(table, row, number, first) for number, row in enumerate(rows)], only)
     _check_folders(entries)
     for entry in entries[1:]:
         _check_same_text(entries[0], entry)
     return entries
 
 
-def _entry(common: Mapping[str, Any], row: Mapping[str, Any], number: int) -> Entry:
+def _entry(common: Mapping[str, Any], row: Mapping[str, Any], number: int, first: Any) -> Entry:
     label, tuned = row.get("label"), row.get("tuned", [])
-    if not isinstance(label, str) or not re.search("[a-zA-Z0-9]", label):
+    if not isinstance(label, str) or not any(map(str.isalnum, label)):
         raise ConfigError(f'compare.{number}.label={label!r}: must name the entry; write, for example, label = "A"')
     try:
         changes = {name: row.get(name, {}) for name in _OVERLAYS}
@@ -78,19 +81,43 @@ def _entry(common: Mapping[str, Any], row: Mapping[str, Any], number: int) -> En
             if not isinstance(change, dict):
                 raise ConfigError(f"{name}={change!r}: must be a table; write, for example, {name} = {{ }}")
         keywords = {name: value for name, value in row.items() if name not in ("label", "tuned", *_OVERLAYS)}
-        sections = {name: overlay(common.get(name, {}), change) for name, change in changes.items()}
         algorithm = keywords if "preset" in keywords else {**common.get("algorithm", {}), **keywords}
+        inherited = {**common, "optimizer": _inherited(common, algorithm)}
+        sections = {name: overlay(inherited.get(name, {}), change) for name, change in changes.items()}
         config = resolve({**common, **sections, "algorithm": algorithm})
+        _check_rate(row, common, first, config)
         _check_tuned(tuned, config)
     except ConfigError as error:
         raise ConfigError(f"compare {label!r}: {error}") from error
     return Entry(label=label, config=config, tuned=tuple(tuned))
 
 
+def _inherited(common: Mapping[str, Any], algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """The common ``[optimizer]``, which is for all entries, without keys that are nothing to this one's preset."""
+    section, preset = common.get("optimizer", {}), algorithm.get("preset")
+    unused = set(OptimizerConfig.__struct_fields__) - set(optimizer_keys(preset)) if preset in list(PRESETS) else set()
+    return {name: value for name, value in section.items() if name not in unused}
+
+
+def _check_rate(row: Mapping[str, Any], common: Mapping[str, Any], first: Any, config: RunConfig) -> None:
+    """Refuse a common learning rate that was meant for another optimizer than this entry has by default."""
+    section, change, preset = common.get("optimizer", {}), row.get("optimizer", {}), config.algorithm.preset
+    if "lr" not in section or "lr" in change or "name" in {**section, **change} or "lr" not in optimizer_keys(preset):
+        return
+    meant, own = (optimizer_defaults(name, {}).get("name", "adamw") for name in (first, preset))
+    if own != meant:
+        raise ConfigError(
+            f"optimizer.lr={section['lr']!r}: stands in the common section for {meant}, but preset {preset!r} uses "
+            f"{own}; give this entry its own, for example optimizer = {{ lr = {0.3 if own == 'sgd' else 0.003} }}"
+        )
+
+
 def _check_tuned(tuned: Any, config: RunConfig) -> None:
+    if not isinstance(tuned, list):
+        raise ConfigError(f'tuned={tuned!r}: must be a list of names; write, for example, tuned = ["outer_lr"]')
     sections = to_table(config)
     names = [*config.algorithm.settings, *(f"{name}.{key}" for name in _OVERLAYS for key in sections[name])]
-    for name in tuned if isinstance(tuned, list) else [tuned]:
+    for name in tuned:
         if name not in names:
             raise ConfigError(f"tuned: unknown setting {name!r}; {did_you_mean(str(name), names, 'settings')}")
 
@@ -108,6 +135,8 @@ def _chosen(entries: Sequence[Entry], only: Sequence[str]) -> tuple[Entry, ...]:
 def _check_folders(entries: Sequence[Entry]) -> None:
     taken: dict[str, str] = {}
     for entry in entries:
+        if entry.label == taken.get(entry.folder):
+            raise ConfigError(f"compare.label={entry.label!r}: must not stand twice; give each entry its own label")
         if entry.folder in taken:
             raise ConfigError(
                 f"compare.label={entry.label!r}: must differ from {taken[entry.folder]!r} in a letter or digit, or "

@@ -11,7 +11,7 @@ from sparseloco.algorithm import Recipe
 from sparseloco.config.method import build_algorithm, parse_recipe
 from sparseloco.config.sections import SECTIONS, refuse_section, to_struct
 from sparseloco.errors import ConfigError
-from sparseloco.settings import RunConfig
+from sparseloco.settings import OptimizerConfig, RunConfig, optimizer_defaults, optimizer_keys
 
 Table = dict[str, Any]
 
@@ -68,8 +68,9 @@ def parse_table(text: str, overrides: Sequence[str] = (), *, name: str = "text")
             section == ["train"]
             and key in _RIVALS
             and [*section, _RIVALS[key]] not in [other for other, _ in overridden]
+            and isinstance(table.get("train"), dict)
         ):
-            table.get("train", {}).pop(_RIVALS[key], None)
+            table["train"].pop(_RIVALS[key], None)
         _assign(table, path, value)
     return table
 
@@ -90,21 +91,32 @@ def resolve(table: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: if anything is missing, unknown, of the wrong type or out of range.
     """
-    for name, value in table.items():
-        if name != "algorithm" and name not in SECTIONS:
-            refuse_section(name, value)
-        if not isinstance(value, dict):
-            raise ConfigError(f"{name}={value!r}: must be a section; write [{name}] and its keys below it")
+    check_sections(table)
     recipe = parse_recipe(table.get("algorithm"))
     sections: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         section = table.get(name, {})
         if name == "train":
             section = _steps_from_rounds(section, recipe)
+        if name == "optimizer":
+            section = _optimizer_section(section, recipe)
         sections[name] = to_struct(kind, name, section, also=["rounds"] if name == "train" else [])
     config = RunConfig(algorithm=recipe, **sections)
     build_algorithm(config)
     return config
+
+
+def check_sections(table: Mapping[str, Any]) -> None:
+    """Refuse names at the top of a file that are no sections.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    for name, value in table.items():
+        if name != "algorithm" and name not in SECTIONS:
+            refuse_section(name, value)
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name}={value!r}: must be a section; write [{name}] and its keys below it")
 
 
 def overlay(common: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
@@ -125,6 +137,20 @@ def _steps_from_rounds(section: Table, recipe: Recipe) -> Table:
         raise ConfigError(f"train.rounds={rounds!r}: must be a whole number of at least 1; use 30")
     steps = rounds * recipe.settings.get("inner_steps", 1)
     return {**{name: value for name, value in section.items() if name != "rounds"}, "steps": steps}
+
+
+def _optimizer_section(section: Table, recipe: Recipe) -> Table:
+    """The section with the defaults of the preset; keys that it would ignore are refused."""
+    preset, used = recipe.preset, optimizer_keys(recipe.preset)
+    for name, value in section.items():
+        if name in OptimizerConfig.__struct_fields__ and name not in used:
+            if name in recipe.settings:
+                words = "learning rate" if name == "lr" else name
+                way = f"whose {words} is algorithm.{name}; set that instead"
+            else:
+                way = f"which takes only {' and '.join(used)} from [optimizer]; leave it out"
+            raise ConfigError(f"optimizer.{name}={value!r}: is not used by preset {preset!r}, {way}")
+    return {**optimizer_defaults(preset, section), **section} if "name" in used else section
 
 
 def _parse_override(text: str) -> tuple[list[str], Any]:
@@ -154,7 +180,7 @@ def _assign(table: Table, path: Sequence[str], value: Any) -> None:
 
 def _assign_entry(entries: list[Any], path: Sequence[str], value: Any, name: str) -> None:
     number, rest = path[0], path[1:]
-    if not number.isdecimal() or int(number) >= len(entries) or not rest:
+    if not number.isdecimal() or int(number) >= len(entries) or not rest or not isinstance(entries[int(number)], dict):
         raise ConfigError(
             f"--set {name}: must number one of the {len(entries)} entries from 0; write, for example, compare.0.k=32"
         )

@@ -57,7 +57,7 @@ def write_report(
             write_atomically(out_dir / name, content)
     except OSError as error:
         rule = f"must be a folder that can be written ({error.strerror})"
-        raise ConfigError(f"out_dir={str(out_dir)!r}: {rule}; choose another") from error
+        raise ConfigError(f"--out {str(out_dir)!r}: {rule}; choose another") from error
     return out_dir / "report.html"
 
 
