@@ -20,6 +20,7 @@ from sparseloco.config import keywords_of
 from sparseloco.config.method import PRIVATE
 from sparseloco.config.sections import SECTIONS, as_toml, in_words
 from sparseloco.presets import PRESETS
+from sparseloco.settings import optimizer_defaults
 
 DOCS = Path(__file__).parents[1] / "docs"
 _NOTE = "<!-- Written by tools/reference.py from the source; `make reference` writes it again. -->\n"
@@ -97,7 +98,9 @@ def method(name: str) -> str:
     parts += ["## Settings\n", _table(keywords) if keywords else "None in `[algorithm]`.\n"]
     if taken:
         words = " and ".join(_PRIVATE_WORDS[key] for key in taken)
-        parts.append(f"{_sentence(words + ' come from `[optimizer]`')}\n")
+        changed = [f"`{key} = {as_toml(value)}`" for key, value in optimizer_defaults(name, {}).items()]
+        here = f", whose defaults are here {', '.join(changed)}" if changed else ""
+        parts.append(f"{_sentence(words + ' come from `[optimizer]`' + here)}\n")
     parts += [
         "```toml\n[algorithm]\n"
         + "\n".join([f'preset = "{name}"', *(f"{k} = {d}" for k, _, d, _ in keywords)])

@@ -71,6 +71,13 @@ def test_step_lines_hold_what_the_view_shows(call: Call) -> None:
 
 
 @pytest.mark.mp
+def test_one_worker_as_a_process_is_warned_about_in_one_line(call: Call) -> None:
+    ended = call("train", "run.toml", "--workers", "1", "--processes", "--json")
+    assert ended.code == 0
+    assert ended.err == "warning: group=1 rank: one replica alone synchronizes with nobody; use 2 or more\n"
+
+
+@pytest.mark.mp
 def test_the_log_of_processes_names_every_peer(call: Call) -> None:
     ended = call("train", "run.toml", "--out", "mine", "--processes", "--verbose")
     told = {line.split(" ", 1)[1].partition(", fragment")[0] for line in ended.err.splitlines() if ": applied" in line}
@@ -81,7 +88,7 @@ def test_the_log_of_processes_names_every_peer(call: Call) -> None:
 def test_a_run_logs_to_tensorboard_anew_each_time(call: Call) -> None:
     pytest.importorskip("tensorboard")
     for _ in range(2):
-        ended = call("train", "run.toml", "--out", "mine", "--set", 'logging.to=["tensorboard"]')
+        ended = call("train", "run.toml", "--out", "mine", "--overwrite", "--set", 'logging.to=["tensorboard"]')
         assert ended.code == 0, ended.err
         assert len(names("mine/tensorboard")) == 1
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sparseloco import presets
 from sparseloco.algorithm import Algorithm
@@ -29,29 +30,6 @@ from sparseloco.update import ClipNorm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BASE = '[algorithm]\npreset = "sparseloco"\ninner_steps = 15\n'
-COMPARISON = """
-[algorithm]
-preset = "sparseloco"
-inner_steps = 15
-
-[train]
-steps = 60
-
-[[compare]]
-label = "A"
-
-[[compare]]
-label = "B (wide)"
-k = 128
-tuned = ["k", "optimizer.lr"]
-
-[[compare]]
-label = "C"
-preset = "diloco"
-inner_steps = 30
-optimizer = { lr = 1e-3 }
-train = { evaluate_every = 30 }
-"""
 
 
 def text_of(preset: str) -> str:
@@ -104,6 +82,34 @@ def test_sgd_is_an_inner_optimizer() -> None:
     assert local.optimizer is not None
     assert local.optimizer.cls.__name__ == "SGD"
     assert parse_config(to_toml(config)) == config
+
+
+@pytest.mark.parametrize("preset", ["local_sgd", "qsparse_local_sgd"])
+def test_c14_methods_of_sgd_train_with_sgd(preset: str) -> None:
+    """C-14: no other optimizer than the one that the documentation names, and no setting is swallowed."""
+    config = parse_config(text_of(preset))
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("sgd", 0.3, 0.0)
+    local = build_algorithm(config).local
+    assert isinstance(local, InnerSteps)
+    assert local.optimizer is not None
+    assert local.optimizer.cls is torch.optim.SGD
+    own = parse_config(text_of(preset), ["optimizer.lr=2.0", "optimizer.weight_decay=0.1"]).optimizer
+    assert (own.name, own.lr, own.weight_decay) == ("sgd", 2.0, 0.1)
+    adam = parse_config(text_of(preset), ["optimizer.name=adamw"]).optimizer
+    assert adam == parse_config(text_of("diloco")).optimizer
+    assert parse_config(text_of("diloco"), ["optimizer.name=sgd"]).optimizer.lr == 0.3
+
+
+@pytest.mark.parametrize("preset", ["demo", "ef_signsgd", "powersgd"])
+def test_c14_settings_that_a_method_ignores_are_refused(preset: str) -> None:
+    """C-14, for the file and for --set alike; a resolved file has none of them."""
+    for key, value in {"name": "sgd", "lr": 1, "betas": [0.9, 0.95], "momentum": 0, "weight_decay": 0}.items():
+        with pytest.raises(ConfigError, match=rf"^optimizer\.{key}=.*: is not used by preset '{preset}', wh"):
+            parse_config(text_of(preset), [f"optimizer.{key}={value}"])
+    config = parse_config(text_of(preset), ["optimizer.warmup_steps=3", "optimizer.final_lr_fraction=0.5"])
+    written = to_toml(config)
+    assert "[optimizer]\nwarmup_steps = 3\nfinal_lr_fraction = 0.5\n" in written
+    assert parse_config(written) == config
 
 
 def test_learning_rates_of_gradient_methods_follow_the_same_curve() -> None:
@@ -208,6 +214,14 @@ def test_a_mistake_is_one_sentence(override: str, message: str) -> None:
                                       "outer_momentum"),
         (BASE + "[train]\nsteps = 30\nrounds = 2", "train.rounds=2: must not stand beside train.steps=30; keep one "
                                                    "of them"),
+        (text_of("demo") + "[optimizer]\nlr = 0.5", "optimizer.lr=0.5: is not used by preset 'demo', whose learning "
+                                                    "rate is algorithm.lr; set that instead"),
+        (text_of("powersgd") + "[optimizer]\nmomentum = 0.0", "optimizer.momentum=0.0: is not used by preset "
+                                                              "'powersgd', whose momentum is algorithm.momentum; set "
+                                                              "that instead"),
+        (text_of("ef_signsgd") + "[optimizer]\nclip_norm = 1.0", "optimizer.clip_norm=1.0: is not used by preset "
+                                                                 "'ef_signsgd', which takes only warmup_steps and "
+                                                                 "final_lr_fraction from [optimizer]; leave it out"),
         ("[[compare]]", "algorithm: missing section, this file has only [[compare]] entries; add [algorithm], or run "
                         "them with: sparseloco compare"),
     ],
@@ -260,66 +274,6 @@ def test_composed_algorithms_refuse_to_be_written(algorithm: Algorithm, message:
 def test_preset_calls_with_an_inner_optimizer_can_be_written() -> None:
     algorithm = presets.build("sparseloco", {"k": 32}, inner=adamw(1e-2), clip_norm=0.3)
     assert "k = 32" in algorithm_to_toml(algorithm)
-
-
-@pytest.fixture
-def comparison(tmp_path: Path) -> Path:
-    path = tmp_path / "comparison.toml"
-    path.write_text(COMPARISON)
-    return path
-
-
-def test_entries_change_the_common_sections(comparison: Path) -> None:
-    a, b, c = load_entries(comparison)
-    assert [entry.folder for entry in (a, b, c)] == ["a", "b-wide", "c"]
-    assert a.config == load_config(comparison)
-    assert (b.config.algorithm.settings["k"], b.config.algorithm.settings["inner_steps"]) == (128, 15)
-    assert b.tuned == ("k", "optimizer.lr")
-    assert (c.config.algorithm.preset, c.config.optimizer.lr, c.config.train.evaluate_every) == ("diloco", 1e-3, 30)
-    assert c.config.train.steps == 60
-    assert all(parse_config(to_toml(entry.config)) == entry.config for entry in (a, b, c))
-
-
-def test_entries_can_be_chosen_and_overridden(comparison: Path) -> None:
-    entries = load_entries(comparison, ["compare.1.k=16", "train.seed=3", "algorithm.decay=0.5"], ["C", "B (wide)"])
-    assert [entry.label for entry in entries] == ["B (wide)", "C"]
-    assert entries[0].config.algorithm.settings["k"] == 16
-    assert entries[0].config.algorithm.settings["decay"] == 0.5
-    assert {entry.config.train.seed for entry in entries} == {3}
-
-
-def test_a_file_without_entries_is_one_entry(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(BASE)
-    (entry,) = load_entries(path)
-    assert (entry.label, entry.config) == ("sparseloco", load_config(path))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "only", "message"),
-    [
-        (["compare.1.kk=3"], [], "compare 'B (wide)': algorithm: unknown key 'kk'; did you mean 'k'?"),
-        (["compare.0.label=3"], [], 'compare.0.label=3: must name the entry; write, for example, label = "A"'),
-        (["compare.2.label=a"], [], "compare.label='a': must differ from 'A' in a letter or digit, or both would be "
-                                    "written to the same folder; change one"),
-        (["compare.0.tuned=['decays']"], [], "compare 'A': tuned: unknown setting 'decays'; did you mean 'decay'?"),
-        (["compare.0.train=3"], [], "compare 'A': train=3: must be a table; write, for example, train = { }"),
-        (["compare.9.k=3"], [], "--set compare.9.k: must number one of the 3 entries from 0; write, for example, "
-                                "compare.0.k=32"),
-        ([], ["b"], "--only 'b': must be the label of an entry; the labels are A, B (wide), C"),
-        (["train.rounds=4"], [], "compare 'C': train.steps=120: must be 60 as in 'A', so that both see the same "
-                                 "tokens in the same order; say train.steps instead of rounds, and keep these alike"),
-        (["compare.2.train.batch_size=4"], ["A", "C"], "compare 'C': train.workers * batch_size=16: must be 32 as in "
-                                           "'A', so that both see the same tokens in the same order; say train.steps "
-                                           "instead of rounds, and keep these alike"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_an_entry_is_one_sentence(
-    comparison: Path, overrides: list[str], only: list[str], message: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_entries(comparison, overrides, only)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)

@@ -7,14 +7,15 @@ import math
 from collections import namedtuple
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
-from sparseloco import ConfigError, DivergenceError, WarmupCosine, adamw, presets, wire
+from sparseloco import ConfigError, DivergenceError, WarmupCosine, adamw, presets, trainer, wire
 from sparseloco.algorithm import Recipe
 from sparseloco.data import Dataset, Sampler, load_corpus, prepare
-from sparseloco.evaluation import evaluate_anchor
+from sparseloco.evaluation import Evaluation, evaluate_anchor
 from sparseloco.launch import train_processes
 from sparseloco.model import next_token_loss
 from sparseloco.settings import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
@@ -166,6 +167,33 @@ def test_a_loss_that_is_not_finite_stops_the_run_without_a_summary(data_config, 
     with pytest.raises(DivergenceError, match=r"^(train_loss|delta of) ?.*must be finite"):
         train(config, method, dataset, tmp_path, label="run")
     assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_an_evaluation_that_is_not_finite_ends_the_run(data_config, dataset, tmp_path, monkeypatch, split) -> None:
+    def evaluate(world, text, name, settings) -> Evaluation:
+        return Evaluation(math.inf if name == split else 1.0, 1.0, 1)
+
+    monkeypatch.setattr(trainer, "evaluate_anchor", evaluate)
+    keys = {"sparseloco": {"outer_lr": 1.0}, "demo": {"lr": 0.1}}
+    for preset, rates in (("sparseloco", "optimizer.lr or algorithm.outer_lr"), ("demo", "algorithm.lr")):
+        config = msgspec.structs.replace(run_config(data_config, settings()), algorithm=Recipe(preset, keys[preset]))
+        with pytest.raises(DivergenceError) as caught:
+            train(config, algorithm(), dataset, tmp_path, label="run")
+        at = {"validation": 0, "test": 6}[split]
+        clip = " or set optimizer.clip_norm" if preset == "sparseloco" else ""
+        assert str(caught.value) == (
+            f"{split}_loss=inf at step {at}: must be finite; lower {rates}, lengthen optimizer.warmup_steps{clip}"
+        )
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_the_last_status_has_the_last_evaluation(data_config, dataset) -> None:
+    seen = []
+    summary = train(run_config(data_config, settings()), algorithm(), dataset, None, label="run", progress=seen.append)
+    assert [status.step for status in seen] == [1, 2, 3, 4, 5, 6, 6]
+    assert seen[-1].validation_loss == summary["validation_loss"] != seen[-2].validation_loss
+    assert seen[-1].train_loss == seen[-2].train_loss
 
 
 def test_a_model_with_another_vocabulary_is_refused(data_config, dataset) -> None:
