@@ -135,7 +135,7 @@ def test_both_worlds_keep_the_same_model(call: Call, option: tuple[str, ...]) ->
 
 
 def test_a_run_need_not_keep_its_model(call: Call) -> None:
-    assert call("train", "run.toml", "--out", "mine", "--no-model", "--json").code == 0
+    assert call("train", "run.toml", "--out", "mine", "--overwrite", "--no-model", "--json").code == 0
     assert not Path("mine/model").exists()
     ended = call("generate", "mine")
     assert (ended.code, ended.err) == (
