@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,31 @@ def test_free_folders_never_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("runs/demo").mkdir(parents=True)
     assert folders.free_folder("demo") == Path("runs/demo-2")
     assert len(folders.free_folder("x" * 300).name) < 255
+
+
+def test_a_run_does_not_make_way_for_one_that_reads_from_it(call: Call) -> None:
+    assert call("train", "run.toml", "--out", "mine").code == 0
+    before = contents("mine")
+    for setting in ("model.pretrained=mine/model", "data.tokenizer=mine/model", "data.path=mine/metrics.jsonl"):
+        ended = call("train", "run.toml", "--out", "mine", "--overwrite", "--set", setting)
+        assert ended.code == 2, setting
+        assert contents("mine") == before, setting
+    assert "must not hold what the run reads, 'mine/metrics.jsonl'; choose another" in ended.err
+
+
+def test_resume_of_a_finished_run_without_checkpoints_keeps_it(call: Call) -> None:
+    assert call("train", "run.toml", "--out", "mine").code == 0
+    shutil.rmtree("mine/checkpoints")
+    before = contents("mine")
+    ended = call("train", "--resume", "mine")
+    assert ended.code == 2
+    assert "'mine' holds a finished run without a checkpoint to go on from; choose another --out" in ended.err
+    assert contents("mine") == before
+
+
+def test_a_run_is_continued_in_place(call: Call) -> None:
+    assert call("train", "run.toml", "--out", "mine").code == 0
+    ended = call("train", "--resume", "mine", "--out", "other")
+    rule = "must be left out beside a run folder, which is continued in place; drop it"
+    assert ended == (2, "", f"error: --out 'other': {rule}\n")
+    assert not Path("other").exists()

@@ -185,7 +185,11 @@ def _resumed(config: Path, out: Path | None, overwrite: bool) -> tuple[Path, Pat
     if overwrite:
         raise ConfigError("--overwrite: must not stand beside --resume; keep one of them")
     if config.is_dir():
-        return config / "config.toml", out or config
+        if out is not None and out.resolve() != config.resolve():
+            raise ConfigError(
+                f"--out {str(out)!r}: must be left out beside a run folder, which is continued in place; drop it"
+            )
+        return config / "config.toml", config
     if out is None:
         raise ConfigError(
             "--resume: must know the folder of the run; add --out DIR, or name the folder instead of CONFIG.toml"

@@ -56,6 +56,17 @@ def check_run_folder(folder: Path, *, resume: bool = False, overwrite: bool = Fa
         )
 
 
+def check_inputs(folder: Path, inputs: Iterable[str]) -> None:
+    """Refuse to start a run in a folder that holds what the run reads, since its start makes room there.
+
+    Raises:
+        ConfigError: naming the input.
+    """
+    for place in inputs:
+        if place and Path(place).exists() and Path(place).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"--out {str(folder)!r}: must not hold what the run reads, {place!r}; choose another")
+
+
 def check_comparison_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
     """The same for the folder that holds the folders of several runs."""
     known = {COMPARISON, *_REPORT_FILES}

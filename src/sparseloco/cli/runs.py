@@ -19,6 +19,7 @@ from sparseloco.cli.figures import check_memory
 from sparseloco.cli.folders import (
     COMPARISON,
     check_comparison_folder,
+    check_inputs,
     check_report_folder,
     check_run_folder,
     start_comparison,
@@ -71,6 +72,7 @@ def train_one(
     writes = not is_torchrun() or os.environ["RANK"] == "0"
     if writes:
         check_run_folder(folder, resume=resume, overwrite=overwrite)
+        check_inputs(folder, [] if resume else _inputs(entry.config))
     algorithm = checked_algorithm(entry.config)
     dataset = read_dataset(entry.config, screen)
     if not writes:
@@ -98,6 +100,7 @@ def train_all(
     check_comparison_folder(folder, resume=resume, overwrite=overwrite)
     for entry in entries:
         check_run_folder(folder / entry.folder, resume=resume, overwrite=overwrite)
+        check_inputs(folder, [] if resume else _inputs(entry.config))
     algorithms = [checked_algorithm(entry.config) for entry in entries]
     dataset = read_dataset(entries[0].config, screen)
     start_comparison(folder)
@@ -179,6 +182,10 @@ def _train(
     config = entry.config
     run = train_rank if is_torchrun() else train_processes if config.train.processes else train
     found = _newest(folder, entry, screen) if resume else None
+    if found is None and resume and (folder / "summary.json").exists():
+        raise ConfigError(
+            f"--resume: {str(folder)!r} holds a finished run without a checkpoint to go on from; choose another --out"
+        )
     if found is None:
         start_run(folder, to_toml(config))
     else:
@@ -202,6 +209,12 @@ def _train(
         except Interrupted as error:
             words = shlex.join(["sparseloco", "train", "--resume", str(folder)])
             raise Interrupted(f"{entry.label} {error}; continue with: {words}") from error
+
+
+def _inputs(config: RunConfig) -> list[str]:
+    """Places that a run reads from."""
+    data, model = config.data, config.model
+    return [model.config, model.pretrained, data.tokenizer, *(source.path for source in data.all_sources)]
 
 
 def _newest(folder: Path, entry: Entry, screen: Screen) -> Checkpoint | None:
