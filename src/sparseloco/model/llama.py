@@ -111,8 +111,8 @@ def _build(device: str, seed: int, *, tie_word_embeddings: bool, **sizes: int) -
     _check_sizes(**sizes)
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    # Not among the declared fields of the config. On CPUs, torch's fused attention needs 1.5 times as long for
-    # windows of 128 as the plain products, whose T x T scores only count for long ones.
+    # Not among the declared fields of the config. On CPUs, torch's fused attention is slower for short windows than
+    # the plain products, whose T x T scores only count for long ones.
     is_short = sizes["max_position_embeddings"] <= 256
     attention: Any = {"attn_implementation": "eager" if is_short else "sdpa"}
     config = LlamaConfig(
