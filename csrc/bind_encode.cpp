@@ -1,0 +1,7 @@
+#include "bind.h"
+
+namespace sparseloco {
+
+void bind_encode(nb::module_&) {}
+
+}  // namespace sparseloco

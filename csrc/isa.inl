@@ -1,0 +1,3 @@
+// All kernels, compiled once per instruction set: included by isa_*.cpp, which define ISA_NAMESPACE.
+#include "kernels.h"
+#include "passes.inl"

@@ -1,0 +1,7 @@
+#define ISA_AVX2
+#define ISA_NAMESPACE avx2
+#include "isa.inl"
+
+namespace sparseloco {
+const Kernels avx2_kernels = {"avx2", avx2::max_magnitude};
+}

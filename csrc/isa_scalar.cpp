@@ -1,0 +1,7 @@
+#define ISA_SCALAR
+#define ISA_NAMESPACE scalar
+#include "isa.inl"
+
+namespace sparseloco {
+const Kernels scalar_kernels = {"scalar", scalar::max_magnitude};
+}

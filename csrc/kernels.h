@@ -1,0 +1,26 @@
+// The table of kernels of one instruction set. Every set must give the same bits.
+#pragma once
+
+#include "common.h"
+
+namespace sparseloco {
+
+struct Kernels {
+    const char* name;  // "scalar", "avx2", "avx512"
+    // Largest magnitude of a strided region, NaN counted as infinity. `bf16`: element type, else float32.
+    float (*max_magnitude)(const void* live, bool bf16, const Geometry& where, int64_t first, int64_t last);
+};
+
+extern const Kernels scalar_kernels;
+#ifdef SPARSELOCO_X86
+extern const Kernels avx2_kernels;
+extern const Kernels avx512_kernels;
+#endif
+
+// The fastest set that this processor has, unless `select` chose another.
+const Kernels& kernels();
+
+// Chooses a set by name; false if this machine does not have it.
+bool select(const char* name);
+
+}  // namespace sparseloco
