@@ -56,7 +56,7 @@ fi
 
 # What is installed is named by the checksums of what decides it, so a fresh checkout date changes nothing.
 stamp=.venv/.installed-$kind
-wanted="$(cat pyproject.toml constraints.txt tools/venv.sh | cksum)"
+wanted="$(cat pyproject.toml constraints.txt tools/venv.sh CMakeLists.txt csrc/* | cksum)"
 [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ] && exit 0
 
 rm -f "$stamp"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparseloco.errors import ConfigError
+from sparseloco.types import FixedMerge
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class Replace:
 
     name: ClassVar[str] = "replace"
     needs_snapshot: ClassVar[bool] = False
+
+    def fixed(self) -> FixedMerge | None:
+        return FixedMerge(0.0)
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         return anchor
@@ -40,6 +44,9 @@ class Blend:
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha={self.alpha!r}: must be between 0 and 1; use 0 to take the anchor alone")
 
+    def fixed(self) -> FixedMerge | None:
+        return FixedMerge(self.alpha)
+
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         mixed = anchor.to(torch.float64).mul(1 - self.alpha).add_(live.to(torch.float64, copy=True).mul_(self.alpha))
         return mixed.to(anchor.dtype)
@@ -55,6 +62,9 @@ class Carry:
 
     name: ClassVar[str] = "carry"
     needs_snapshot: ClassVar[bool] = True
+
+    def fixed(self) -> FixedMerge | None:
+        return FixedMerge(1.0, carry=True)
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         assert snapshot is not None

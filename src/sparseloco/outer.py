@@ -12,7 +12,7 @@ from torch import Tensor
 from sparseloco.errors import ConfigError
 from sparseloco.local import OptimizerSpec
 from sparseloco.schedule import value_at
-from sparseloco.types import OuterState, Schedule
+from sparseloco.types import FixedStep, OuterState, Schedule
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,22 @@ class Sgd:
         if not self.weight_decay >= 0:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: must be at least 0; use 0 for none")
 
-    def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
+    def fixed_step(self, step: int) -> FixedStep:
         lr = _float32(value_at(self.lr, step))
+        decay = _float32(1.0 - lr * self.weight_decay)
+        return FixedStep(lr, _float32(self.momentum), self.nesterov, decay)
+
+    def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
+        lr, mu, _, decay = self.fixed_step(step)
         direction = update
         if self.momentum:
-            direction = self._velocity(update, state)
+            direction = self._velocity(update, state, mu)
         moved = anchor.to(torch.float64)
         if self.weight_decay:
-            moved = (moved * _float32(1.0 - lr * self.weight_decay)).to(anchor.dtype).to(torch.float64)
+            moved = (moved * decay).to(anchor.dtype).to(torch.float64)
         anchor.copy_(moved.sub_(direction.to(torch.float64, copy=True).mul_(lr)))
 
-    def _velocity(self, update: Tensor, state: OuterState) -> Tensor:
-        mu = _float32(self.momentum)
+    def _velocity(self, update: Tensor, state: OuterState, mu: float) -> Tensor:
         velocity = state.setdefault("velocity", torch.zeros_like(update))
         velocity.copy_(velocity.to(torch.float64, copy=True).mul_(mu).add_(update))
         if not self.nesterov:
@@ -81,6 +85,9 @@ class TorchOptimizer:
     spec: OptimizerSpec
     name: ClassVar[str] = "torch_optimizer"
     portable: ClassVar[bool] = False
+
+    def fixed_step(self, step: int) -> None:
+        return None
 
     def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
         param = torch.nn.Parameter(anchor, requires_grad=False)

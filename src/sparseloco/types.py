@@ -143,15 +143,36 @@ OuterState = dict[str, Any]
 """Shared state of one block, by name; tensors, and plain numbers where ``torch.optim`` keeps them."""
 
 
+class FixedStep(NamedTuple):
+    """One outer step of SGD in fixed arithmetic (:class:`sparseloco.outer.Sgd`); factors are rounded to float32."""
+
+    lr: float
+    momentum: float
+    nesterov: bool
+    decay: float
+    """Factor on the anchor before the step, ``1 - lr * weight_decay``."""
+
+
 class OuterOptimizer(Protocol):
     """Steps one anchor block at a time; ``state`` starts empty and is filled by the first step."""
 
     name: ClassVar[str]
     portable: ClassVar[bool]
 
+    def fixed_step(self, step: int) -> FixedStep | None:
+        """The step in fixed arithmetic, so that a kernel may take it; None if this optimizer has none."""
+        ...
+
     def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
         """Move ``anchor`` by ``update`` in place; ``step`` is the shared inner step, for schedules."""
         ...
+
+
+class FixedMerge(NamedTuple):
+    """A merge that kernels know: ``(1 - alpha) * anchor + alpha * live``, or ``anchor + (live - snapshot)``."""
+
+    alpha: float
+    carry: bool = False
 
 
 class Merge(Protocol):
@@ -159,6 +180,10 @@ class Merge(Protocol):
 
     name: ClassVar[str]
     needs_snapshot: ClassVar[bool]
+
+    def fixed(self) -> FixedMerge | None:
+        """The same as numbers, so that a kernel may merge; None if this merge is of another kind."""
+        ...
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         """``snapshot`` holds the live values at the time of the post, if asked for."""
