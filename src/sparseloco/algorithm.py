@@ -20,6 +20,7 @@ from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
 from sparseloco.reduce import Mean
 from sparseloco.schedule import SyncSchedule
+from sparseloco.sections import section_bytes
 from sparseloco.types import Merge, OuterOptimizer, TensorSpec, state_dtype
 
 FORMAT = 1
@@ -102,7 +103,7 @@ class Algorithm:
             chosen = [specs[row] for row in rows]
             meta = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in chosen]
             state = self.channel.init(chosen, meta)
-            sent += sum(part.nbytes for part in self.channel.part_specs(state))
+            sent += section_bytes(self.channel.part_specs(state))
         parameters = sum(spec.numel for spec in specs)
         stored = sum(spec.numel * state_dtype(spec.dtype).itemsize for spec in specs)
         return Description(
@@ -127,7 +128,7 @@ class Description:
     """Figures and parts of an algorithm on one model; bytes are without frame headers.
 
     Attributes:
-        payload_bytes_per_round: What one replica sends per round, all fragments.
+        payload_bytes_per_round: What one replica sends per round, all fragments, in FIXED coding.
         dense_bytes_per_round: The same as dense float32.
         state_bytes: Memory beside parameters and inner optimizer, by kind.
     """

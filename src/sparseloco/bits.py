@@ -1,12 +1,13 @@
 """Packing small unsigned integers into bytes, and fingerprints of tensors.
 
-``pack`` and ``unpack`` are exact inverses for any width from 1 to 32 bits. Values are laid out
+``pack`` and ``unpack`` are exact inverses for any width up to 32 bits. Values are laid out
 least-significant bit first, one after another without gaps; the last byte is filled with zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +17,13 @@ from torch import Tensor
 from sparseloco.errors import WireError
 from sparseloco.keys import derive_key, mix64
 
-_GROUP = 8  # eight values of `bits` bits fill `bits` whole bytes
-
 
 def pack(values: Tensor, bits: int) -> NDArray[np.uint8]:
     """Pack non-negative integers of ``bits`` bits each.
 
     Args:
         values: Any shape, any integer dtype; every value must be below ``2**bits``.
-        bits: Width of one value, 1 to 32.
+        bits: Width of one value, 0 to 32.
 
     Returns:
         ``ceil(numel * bits / 8)`` bytes.
@@ -33,59 +32,57 @@ def pack(values: Tensor, bits: int) -> NDArray[np.uint8]:
         >>> pack(torch.tensor([1, 2, 3, 0]), 2).tolist()
         [57]
     """
-    flat = values.detach().cpu().reshape(-1).numpy().astype(np.uint32)
-    if bits in (8, 16, 32):
-        return np.ascontiguousarray(flat.astype(f"<u{bits // 8}")).view(np.uint8)
-    count = flat.size
-    padded = np.zeros((-(-count // _GROUP), _GROUP), dtype=np.uint64)
-    padded.reshape(-1)[:count] = flat
-    out = np.zeros((padded.shape[0], bits), dtype=np.uint64)
-    for lane in range(_GROUP):
-        _scatter_lane(out, padded[:, lane], lane * bits)
-    return out.astype(np.uint8).reshape(-1)[: (count * bits + 7) // 8]
+    return pack_array(values.detach().cpu().reshape(-1).numpy(), bits)
 
 
-def _scatter_lane(out_bytes: NDArray[np.uint64], value: NDArray[np.uint64], first_bit: int) -> None:
-    byte, shift = divmod(first_bit, 8)
-    wide = value << np.uint64(shift)
-    while byte < out_bytes.shape[1]:
-        out_bytes[:, byte] |= wide & np.uint64(0xFF)
-        wide = wide >> np.uint64(8)
-        byte += 1
-        if not wide.any():
-            break
+def pack_array(flat: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """The same for a numpy array of one dim."""
+    item = _item_bytes(bits)
+    whole = np.ascontiguousarray(flat.astype(f"<u{item}")).view(np.uint8)
+    if bits == 8 * item:
+        return whole
+    digits = np.unpackbits(whole.reshape(-1, item), axis=1, bitorder="little")[:, :bits]
+    return np.packbits(digits.reshape(-1), bitorder="little")
 
 
 def unpack(data: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint32]:
     """Unpack what :func:`pack` packed.
 
     Raises:
-        WireError: if ``data`` does not hold exactly ``count`` values.
+        WireError: if ``data`` does not hold exactly ``count`` values, or if a bit behind the last one is set.
 
     Example:
         >>> unpack(pack(torch.tensor([5, 6, 7]), 3), 3, 3).tolist()
         [5, 6, 7]
+    """
+    check_packed(data, bits, count)
+    item = _item_bytes(bits)
+    if bits == 8 * item:
+        return np.frombuffer(data.tobytes(), dtype=f"<u{item}").astype(np.uint32)
+    digits = np.zeros((count, 8 * item), dtype=np.uint8)
+    digits[:, :bits] = np.unpackbits(data, count=count * bits, bitorder="little").reshape(count, bits)
+    return np.packbits(digits.reshape(-1), bitorder="little").view(f"<u{item}").astype(np.uint32)
+
+
+def check_packed(data: NDArray[np.uint8], bits: int, count: int) -> None:
+    """Refuse what :func:`pack` cannot have made of ``count`` values.
+
+    Raises:
+        WireError: if the size is wrong, or if a bit behind the last value is set.
     """
     expected = (count * bits + 7) // 8
     if data.size != expected:
         raise WireError(
             f"packed part={data.size} bytes: must be {expected} for {count} values of {bits} bits; refuse it"
         )
-    if bits in (8, 16, 32):
-        return data.view(f"<u{bits // 8}").astype(np.uint32)
-    groups = -(-count // _GROUP)
-    padded = np.zeros(groups * bits, dtype=np.uint64)
-    padded[: data.size] = data
-    padded = padded.reshape(groups, bits)
-    mask = np.uint64((1 << bits) - 1)
-    out = np.empty((groups, _GROUP), dtype=np.uint32)
-    for lane in range(_GROUP):
-        byte, shift = divmod(lane * bits, 8)
-        wide = np.zeros(groups, dtype=np.uint64)
-        for i in range(byte, min(bits, byte + (shift + bits + 7) // 8)):
-            wide |= padded[:, i] << np.uint64(8 * (i - byte))
-        out[:, lane] = ((wide >> np.uint64(shift)) & mask).astype(np.uint32)
-    return out.reshape(-1)[:count]
+    spare = count * bits % 8
+    if spare and data[-1] >> spare:
+        raise WireError(f"padding={data[-1] >> spare:#x}: must be zero behind the last of {count} values; refuse it")
+
+
+def _item_bytes(bits: int) -> int:
+    """Bytes of the smallest integer that holds a value."""
+    return 1 if bits <= 8 else 2 if bits <= 16 else 4
 
 
 def digest_lanes(block: Tensor, salt: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from sparseloco.keys import derive_key
 from sparseloco.layout import BlockShape, Layout
 from sparseloco.reduce import Reducer
 from sparseloco.types import (
+    LARGEST,
     Envelope,
     Merge,
     OuterOptimizer,
@@ -26,14 +27,12 @@ from sparseloco.types import (
     Parts,
     PartSpec,
     Payload,
+    Section,
     Source,
     TensorSpec,
     UpdateTransform,
     state_dtype,
 )
-
-LARGEST = 1e37
-"""Magnitudes from here on count as not finite: sums and levels times a scale stay below float32's 3.4e38."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +137,13 @@ class Channel:
             DivergenceError: if a delta is not finite; the state is then as it was.
         """
         self.check_sources(sources, state)
-        tensors: Parts = {}
+        sections: dict[int, Section] = {}
         for spec, source, span in zip(state.specs, sources, state.spans, strict=True):
             for j, delta in zip(span, self._delta(source, spec, state, span), strict=True):
-                parts = self._encode_block(delta, j, state, derive_key(key, j))
-                tensors.update({f"{j}.{name}": part for name, part in parts.items()})
+                sections[j] = self._encode_block(delta, j, state, derive_key(key, j))
         if self.feedback is None:
             state.residual = []
-        return Payload(self.part_specs(state), tensors, self.compressor.linear)
+        return Payload(self.part_specs(state), sections, self.compressor.linear)
 
     def settle_(
         self,
@@ -210,12 +208,13 @@ class Channel:
     def check_finite(self, inbox: Sequence[Envelope], state: ChannelState) -> None:
         """Refuse payloads with infinities, NaN or numbers so large that what they decode to overflows.
 
-        A mean of what is left is finite; what an outer optimizer makes of it is checked again.
+        A mean of what is left is finite; what an outer optimizer makes of it is checked again. Of packed payloads only
+        the floats are looked at, since a frame is checked as a whole where it is received.
         """
         for envelope in inbox:
-            for name, part in envelope.payload.tensors.items():
-                if part.is_floating_point() and not _is_sane(part):
-                    tensor = self._tensor_at(int(name.partition(".")[0]), state)
+            for block, part in envelope.payload.floats():
+                if not _is_sane(part):
+                    tensor = self._tensor_at(block, state)
                     raise DivergenceError(
                         f"payload of peer {envelope.peer}, round {envelope.key.round}, "
                         f"{tensor}=not finite: must be finite (below {LARGEST:g}) to reach an anchor; "
@@ -264,4 +263,4 @@ def _on_device(parts: Parts, device: torch.device) -> Parts:
 
 def _is_sane(tensor: Tensor) -> bool:
     """Whether all magnitudes are below ``LARGEST``; False for NaN."""
-    return tensor.numel() == 0 or bool(tensor.detach().abs().amax() < LARGEST)
+    return tensor.numel() == 0 or float(tensor.detach().abs().amax()) < LARGEST

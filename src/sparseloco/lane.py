@@ -103,7 +103,7 @@ class Lane:
 
     def payload_of(self, tensors: dict[str, Tensor]) -> Payload:
         """A payload of this fragment from its parts alone, since their table is static."""
-        return Payload(self.channel.part_specs(self.state), tensors, self.channel.compressor.linear)
+        return Payload.of_tensors(self.channel.part_specs(self.state), tensors, self.channel.compressor.linear)
 
     # -- state -----------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ Nothing here computes. Shape letters used everywhere: N chunks, C values in a ch
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,16 @@ Parts = dict[str, Tensor]
 
 Schedule = Callable[[int], float]
 """A setting that changes with the shared step, for example a learning rate."""
+
+LARGEST = 1e37
+"""Magnitudes from here on count as not finite: sums and levels times a scale stay below float32's 3.4e38."""
+
+
+class Coding(enum.IntEnum):
+    """How positions lie in a frame: padded to a size known before, or as short as they are."""
+
+    FIXED = 0
+    COMPACT = 1
 
 
 class Key(NamedTuple):
@@ -47,7 +58,8 @@ class PartSpec(NamedTuple):
     """Shape and wire width of one part of a payload; known before any value is.
 
     ``bits`` is what one element costs on the wire: the full item for floats, fewer for packed integers. ``chunk_size``
-    is not 0 for positions: each row then holds strictly ascending numbers below it.
+    is not 0 for positions: each row then holds strictly ascending numbers below it, which travel as gaps, and ``bits``
+    is 0. ``signed`` is False for floats that are never negative, such as the scale of a chunk.
     """
 
     name: str
@@ -55,40 +67,99 @@ class PartSpec(NamedTuple):
     dtype: torch.dtype
     bits: int
     chunk_size: int = 0
+    signed: bool = True
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of this part on the wire, padded to whole bytes."""
-        return (int(torch.Size(self.shape).numel()) * self.bits + 7) // 8
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class Packed(Protocol):
+    """The parts of one block as the bytes of a frame, checked; tensors are made of them when asked for."""
+
+    @property
+    def coding(self) -> Coding:
+        """Coding of the positions in ``data``."""
+        ...
+
+    @property
+    def data(self) -> bytes | memoryview:
+        """One section of a frame's body."""
+        ...
+
+    def parts(self) -> Parts:
+        """All parts, made anew at every call."""
+        ...
+
+    def floats(self) -> Parts:
+        """Parts of a float type alone, without unpacking the rest."""
+        ...
+
+
+Section = Parts | Packed
+"""What a payload holds of one block: its parts, or the bytes of a frame that stand for them."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What one fragment of one replica sends in one round, before it is a frame.
+    """What one fragment of one replica sends in one round.
+
+    Received payloads stay packed, since the parts of many peers would take tens of times the memory of their frames.
 
     Attributes:
-        specs: Static table of the parts; it follows from algorithm and tensor shapes alone.
-        tensors: One tensor per row of ``specs``, by the same name (``"<block>.<part>"``).
+        specs: Static table of the parts (``"<block>.<part>"``); it follows from algorithm and tensor shapes alone.
+        sections: What each block sends, by block number, in the order of ``specs``.
         linear: The mean of payloads decodes to the mean of what they decode to.
     """
 
     specs: tuple[PartSpec, ...]
-    tensors: Mapping[str, Tensor]
+    sections: Mapping[int, Section]
     linear: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the body of a frame that carries this payload."""
-        return sum(spec.nbytes for spec in self.specs)
-
-    @cached_property
-    def blocks(self) -> dict[int, Parts]:
-        """Parts by block number, with that prefix taken off their names."""
-        grouped: dict[int, Parts] = {}
-        for name, part in self.tensors.items():
+    @classmethod
+    def of_tensors(cls, specs: Sequence[PartSpec], tensors: Mapping[str, Tensor], linear: bool = False) -> Payload:
+        """A payload of parts that are named as in ``specs``."""
+        sections: dict[int, Section] = {}
+        for name, part in tensors.items():
             block, _, rest = name.partition(".")
-            grouped.setdefault(int(block), {})[rest] = part
-        return grouped
+            parts = sections.setdefault(int(block), {})
+            assert isinstance(parts, dict)
+            parts[rest] = part
+        return cls(tuple(specs), sections, linear)
+
+    @property
+    def blocks(self) -> Mapping[int, Parts]:
+        """Parts by block number. Those of a packed block are made at each access and not kept."""
+        return _Unpacked(self.sections)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All parts by the names of ``specs``; those of packed blocks are made anew at every call."""
+        return {f"{j}.{name}": part for j, parts in self.blocks.items() for name, part in parts.items()}
+
+    def floats(self) -> Iterator[tuple[int, Tensor]]:
+        """Every part of a float type with the number of its block; nothing else is unpacked."""
+        for j, section in self.sections.items():
+            parts = section if isinstance(section, dict) else section.floats()
+            yield from ((j, part) for part in parts.values() if part.is_floating_point())
+
+
+class _Unpacked(Mapping[int, Parts]):
+    """Parts of sections, made when asked for."""
+
+    def __init__(self, sections: Mapping[int, Section]) -> None:
+        self._sections = sections
+
+    def __getitem__(self, block: int) -> Parts:
+        section = self._sections[block]
+        return section if isinstance(section, dict) else section.parts()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sections)
+
+    def __len__(self) -> int:
+        return len(self._sections)
 
 
 @dataclass(frozen=True, kw_only=True)

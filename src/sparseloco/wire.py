@@ -1,52 +1,60 @@
 """Frames: envelopes as bytes.
 
-A frame is a fixed header and a body. The body holds the payload's parts in the order of their table, each packed to
-its wire width and padded to whole bytes; the table follows from the algorithm and is covered by its fingerprint, so
-it does not travel. ``docs/wire-format.md`` has the layout. Bytes from outside are checked before a tensor is made.
+A frame is a fixed header and a body. The body holds one section per block (``sections.py``); the table of their parts
+follows from the algorithm and is covered by its fingerprint, so it does not travel. ``docs/wire-format.md`` has the
+layout. Bytes from outside are checked before a tensor is made, and stay packed until their values are asked for.
 """
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+import xxhash
 
-from sparseloco.bits import pack, unpack
-from sparseloco.errors import WireError
+from sparseloco.errors import DivergenceError, WireError
 from sparseloco.reduce import MAX_WEIGHT
-from sparseloco.types import Envelope, Key, PartSpec, Payload
+from sparseloco.sections import section_as_bytes, section_bytes, specs_by_block, split_body
+from sparseloco.types import Coding, Envelope, Key, PartSpec, Payload
 
 VERSION = 1
 MAGIC = b"SLCO"
 _HEADER = struct.Struct("<4sBBH8s8sIIHHI16sQ")
-_CHECKSUM_BYTES = 8
-HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
-_BITS_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+_LINEAR = 1
+_COMPACT = 2
 
 
-def frame_bytes(specs: Sequence[PartSpec]) -> int:
-    """Size of the frame of a payload with these parts."""
-    return HEADER_BYTES + sum(spec.nbytes for spec in specs)
+def frame_bytes(specs: Sequence[PartSpec], coding: Coding = Coding.FIXED) -> int:
+    """Size of the frame of a payload with these parts: exact in FIXED coding, the largest in COMPACT coding."""
+    return HEADER_BYTES + section_bytes(specs, coding)
 
 
-def encode(envelope: Envelope, run_id: bytes = bytes(8)) -> bytes:
+def encode(envelope: Envelope, run_id: bytes = bytes(8), coding: Coding = Coding.FIXED) -> bytes:
     """Frame of an envelope.
 
     Args:
-        envelope: Its payload's tensors must match its table.
+        envelope: Its payload must match its table. Packed sections are taken as they are, or laid out anew.
         run_id: 8 bytes that tell runs apart.
+        coding: FIXED for collectives, which need the size beforehand; COMPACT for all else.
+
+    Raises:
+        DivergenceError: if a float is not finite; no reader would take such a frame.
     """
     payload = envelope.payload
-    body = b"".join(_encode_part(payload.tensors[spec.name], spec) for spec in payload.specs)
+    try:
+        sections = [
+            section_as_bytes(specs, payload.sections[block], coding)
+            for block, specs in specs_by_block(payload.specs).items()
+        ]
+    except DivergenceError as error:
+        raise DivergenceError(f"peer {envelope.peer}, round {envelope.key.round}, {error}") from None
     header = _HEADER.pack(
         MAGIC,
         VERSION,
-        int(payload.linear),
+        (_LINEAR if payload.linear else 0) | (_COMPACT if coding == Coding.COMPACT else 0),
         HEADER_BYTES,
         bytes.fromhex(envelope.fingerprint),
         run_id,
@@ -56,18 +64,18 @@ def encode(envelope: Envelope, run_id: bytes = bytes(8)) -> bytes:
         0,
         envelope.weight,
         bytes.fromhex(envelope.digest),
-        len(body),
+        sum(map(len, sections)),
     )
-    return header + _checksum(header, body) + body
+    return b"".join([header, _CHECKSUM.pack(_checksum(header, *sections)), *sections])
 
 
 def decode(
     frame: bytes | memoryview, specs: Sequence[PartSpec], fingerprint: str, run_id: bytes = bytes(8)
 ) -> Envelope:
-    """Envelope of a frame.
+    """Envelope of a frame in either coding; its payload stays packed.
 
     Args:
-        frame: Bytes from another peer.
+        frame: Bytes from another peer. Immutable ones are held, others are copied once they have been checked.
         specs: Table of the parts this round's payload must have.
         fingerprint: Of the own algorithm and model.
         run_id: Of the own run.
@@ -75,97 +83,82 @@ def decode(
     Raises:
         WireError: if the bytes are not a frame of this run, round table and algorithm.
     """
-    data = bytes(frame)
-    if len(data) < HEADER_BYTES:
-        raise WireError(f"frame={len(data)} bytes: must be at least {HEADER_BYTES}; refuse it")
-    fields = _HEADER.unpack_from(data)
-    (
-        magic,
-        version,
-        linear,
-        header_bytes,
-        algorithm,
-        run,
-        peer,
-        round_,
-        fragment,
-        part,
-        weight,
-        digest,
-        length,
-    ) = fields
-    if (magic, version, header_bytes) != (MAGIC, VERSION, HEADER_BYTES):
-        raise WireError(f"frame={magic!r} version {version}: must be {MAGIC!r} version {VERSION}; refuse it")
-    body = data[HEADER_BYTES:]
-    if data[_HEADER.size : HEADER_BYTES] != _checksum(data[: _HEADER.size], body):
-        raise WireError(f"peer {peer}, round {round_}: checksum does not match the bytes; fetch the frame again")
-    if algorithm.hex() != fingerprint:
+    view = memoryview(frame).cast("B")
+    head = _read_header(view)
+    peer = f"peer {head.peer}, round {head.round}"
+    if head.algorithm.hex() != fingerprint:
         raise WireError(
-            f"peer {peer}, round {round_}: frame says algorithm {algorithm.hex()}, this run is {fingerprint}; "
+            f"{peer}: frame says algorithm {head.algorithm.hex()}, this run is {fingerprint}; "
             "all peers need the same [algorithm] and model"
         )
-    if run != run_id:
-        raise WireError(f"peer {peer}, round {round_}: frame says run {run.hex()}, this is {run_id.hex()}; refuse it")
-    expected = sum(spec.nbytes for spec in specs)
-    if length != expected:
-        raise WireError(f"peer {peer}, round {round_}: length={length}: must be {expected} bytes of body; refuse it")
-    if len(body) != expected:
-        raise WireError(f"peer {peer}, round {round_}: body={len(body)} bytes: must be {expected}; refuse it")
-    if linear > 1 or part:
-        raise WireError(f"peer {peer}, round {round_}: flags={linear}, part={part}: must be 0 or 1, and 0; refuse it")
-    if not 1 <= weight < MAX_WEIGHT:
+    if head.run != run_id:
+        raise WireError(f"{peer}: frame says run {head.run.hex()}, this is {run_id.hex()}; refuse it")
+    if head.flags & ~(_LINEAR | _COMPACT) or head.part:
+        raise WireError(f"{peer}: flags={head.flags}, part={head.part}: must be 0 to 3, and 0; refuse it")
+    if not 1 <= head.weight < MAX_WEIGHT:
         # A heavier one would make weight times value inexact in float64.
-        raise WireError(f"peer {peer}, round {round_}: weight={weight}: must be from 1 to {MAX_WEIGHT - 1}; refuse it")
+        raise WireError(f"{peer}: weight={head.weight}: must be from 1 to {MAX_WEIGHT - 1}; refuse it")
+    coding = Coding.COMPACT if head.flags & _COMPACT else Coding.FIXED
+    _check_length(head, view.nbytes - HEADER_BYTES, specs, coding, peer)
+    body = view[HEADER_BYTES:] if isinstance(frame, bytes) else bytes(view[HEADER_BYTES:])
+    try:
+        sections = split_body(specs_by_block(specs), body, coding)
+    except WireError as error:
+        raise WireError(f"{peer}, {error}") from None
     return Envelope(
-        key=Key(round_, fragment),
-        peer=peer,
-        weight=weight,
+        key=Key(head.round, head.fragment),
+        peer=head.peer,
+        weight=head.weight,
         fingerprint=fingerprint,
-        digest=digest.hex(),
-        payload=Payload(tuple(specs), _decode_body(body, specs, peer), bool(linear)),
+        digest=head.digest.hex(),
+        payload=Payload(tuple(specs), sections, bool(head.flags & _LINEAR)),
     )
 
 
-def _decode_body(body: bytes, specs: Sequence[PartSpec], peer: int) -> dict[str, Tensor]:
-    # A copy, since torch wants writable memory.
-    data = np.frombuffer(bytearray(body), dtype=np.uint8)
-    tensors: dict[str, Tensor] = {}
-    start = 0
-    for spec in specs:
-        tensors[spec.name] = _decode_part(data[start : start + spec.nbytes], spec)
-        start += spec.nbytes
-        if spec.chunk_size:
-            _check_positions(tensors[spec.name], spec, peer)
-    return tensors
+class _Header(NamedTuple):
+    """Fields of a header in their order."""
+
+    magic: bytes
+    version: int
+    flags: int
+    header_bytes: int
+    algorithm: bytes
+    run: bytes
+    peer: int
+    round: int
+    fragment: int
+    part: int
+    weight: int
+    digest: bytes
+    body_bytes: int
 
 
-def _encode_part(tensor: Tensor, spec: PartSpec) -> bytes:
-    if spec.dtype.is_floating_point:
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        return flat.view(_BITS_VIEW[flat.element_size()]).numpy().tobytes()
-    return pack(tensor, spec.bits).tobytes() if spec.bits else b""
-
-
-def _decode_part(data: NDArray[np.uint8], spec: PartSpec) -> Tensor:
-    count = int(torch.Size(spec.shape).numel())
-    if spec.dtype.is_floating_point:
-        # Slices of the body need not be aligned to their item size, so each part gets its own memory.
-        return torch.from_numpy(data.copy()).view(spec.dtype).reshape(spec.shape)
-    if not spec.bits:
-        return torch.zeros(spec.shape, dtype=spec.dtype)
-    values = unpack(data, spec.bits, count)
-    return torch.from_numpy(values.astype(np.int32)).to(spec.dtype).reshape(spec.shape)
-
-
-def _check_positions(index_NK: Tensor, spec: PartSpec, peer: int) -> None:
-    wide = index_NK.to(torch.int32)
-    if wide.numel() and (int(wide.max()) >= spec.chunk_size or bool((wide.diff(dim=1) <= 0).any())):
+def _read_header(view: memoryview) -> _Header:
+    """Fields of a frame of this version whose bytes are those that were sent."""
+    if view.nbytes < HEADER_BYTES:
+        raise WireError(f"frame={view.nbytes} bytes: must be at least {HEADER_BYTES}; refuse it")
+    head = _Header(*_HEADER.unpack_from(view))
+    if (head.magic, head.version, head.header_bytes) != (MAGIC, VERSION, HEADER_BYTES):
+        raise WireError(f"frame={head.magic!r} version {head.version}: must be {MAGIC!r} version {VERSION}; refuse it")
+    (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
+    if checksum != _checksum(view[: _HEADER.size], view[HEADER_BYTES:]):
         raise WireError(
-            f"peer {peer}, part {spec.name}: positions must ascend below {spec.chunk_size}; refuse the frame"
+            f"peer {head.peer}, round {head.round}: checksum does not match the bytes; fetch the frame again"
         )
+    return head
 
 
-def _checksum(header: bytes, body: bytes) -> bytes:
-    digest = hashlib.blake2b(header, digest_size=_CHECKSUM_BYTES)
-    digest.update(body)
-    return digest.digest()
+def _check_length(head: _Header, there: int, specs: Sequence[PartSpec], coding: Coding, peer: str) -> None:
+    most = section_bytes(specs, coding)
+    if head.body_bytes != most if coding == Coding.FIXED else head.body_bytes > most:
+        limit = f"{most}" if coding == Coding.FIXED else f"at most {most}"
+        raise WireError(f"{peer}: length={head.body_bytes}: must be {limit} bytes of body; refuse it")
+    if there != head.body_bytes:
+        raise WireError(f"{peer}: body={there} bytes: must be {head.body_bytes}; refuse it")
+
+
+def _checksum(*pieces: bytes | memoryview) -> int:
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparseloco.bits import pack
 from sparseloco.compress import Compressor, Dense, Float32, LowRank, Quantize, ScaledSign, TopK
 from sparseloco.compress.base import exact_mean, log2_binomial, power_of_two_levels
 from sparseloco.layout import Tiles
+from sparseloco.sections import pack_section, part_bytes, section_bytes
+from sparseloco.types import Coding
 from tests.contracts.cases import BLOCK_SHAPES, COMPRESSORS, SHAPES, decode, heavy_tailed, init, send
 
 any_compressor = pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
@@ -77,13 +78,16 @@ def test_table_says_the_real_size(compressor: Compressor, shape: tuple[int, int]
         part = parts[spec.name]
         assert (tuple(part.shape), part.dtype) == (spec.shape, spec.dtype)
         if part.is_floating_point():
-            assert part.numel() * part.element_size() == spec.nbytes
-            continue
-        assert 0 <= int(part.min()) <= int(part.max()) < 2**spec.bits
-        assert spec.bits == 0 or pack(part, spec.bits).nbytes == spec.nbytes
-        if spec.chunk_size:
-            assert int(part.max()) < spec.chunk_size
+            assert part.numel() * part.element_size() == part_bytes(spec)
+            assert spec.signed or not part.signbit().any()
+        elif spec.chunk_size:
+            assert 0 <= int(part.min()) <= int(part.max()) < spec.chunk_size
             assert bool((part.to(torch.int64).diff(dim=1) > 0).all()), "positions ascend"
+        else:
+            assert 0 <= int(part.min()) <= int(part.max()) < 2**spec.bits
+    section = pack_section(specs, parts, Coding.FIXED)
+    assert len(section) == section_bytes(specs) == sum(part_bytes(spec) for spec in specs)
+    assert len(pack_section(specs, parts, Coding.COMPACT)) <= section_bytes(specs, Coding.COMPACT)
 
 
 @any_compressor
@@ -212,11 +216,12 @@ def test_k_n_rule(cols: int, k: int) -> None:
     assert compressor.specs(2, cols, torch.float32, {})[0].shape == (2, wanted)
 
 
-def test_positions_cost_twelve_bits_in_4096() -> None:
-    index, code, scale = TopK().specs(10, 4096, torch.float32, {})
-    assert (index.bits, index.dtype, code.bits, scale.bits) == (12, torch.int16, 2, 16)
-    # 10 chunks: 64 positions of 12 bits, 64 codes of 2 bits, one scale of 16 bits
-    assert index.nbytes + code.nbytes + scale.nbytes == 10 * (96 + 16 + 2)
+def test_positions_cost_eight_bits_in_4096_at_most() -> None:
+    index, code, scale = TopK().specs(16, 4096, torch.float32, {})
+    assert (index.bits, index.dtype, code.bits, scale.bits) == (0, torch.int16, 2, 16)
+    # 16 chunks: 64 positions of 5 low bits and at most (64 + 4032 / 32) / 64 = 2.97 unary ones; 64 codes of 2 bits; one
+    # scale of 16 bits
+    assert section_bytes((index, code, scale)) == 16 * (40 + 190 / 8 + 16 + 2) == 16 * 81.75
     wide = TopK(k=3, chunk_size=40000).encode(torch.ones(1, 40000).cumsum(1), {}, key=0)["index"]
     assert (wide.dtype, wide.tolist()) == (torch.int32, [[39997, 39998, 39999]])
 

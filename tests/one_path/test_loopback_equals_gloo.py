@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparseloco import wire
+from sparseloco.types import Coding, Envelope
 from tests.driver import ROWS, train
 from tests.mp import Group, RankError, run_on
 from tests.one_path import worlds
@@ -26,13 +28,32 @@ def test_same_bits(pair: Group, row: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("row", list(ROWS))
-def test_same_count_of_bytes_sent(pair: Group, row: str) -> None:
-    """Both count what a peer hands over with its headers; slices of linear payloads are padded to even size."""
-    sent = [traffic[0] for traffic in pair.run(worlds.traffic_on_a_rank, row, 8)]
-    cohort = train(ROWS[row](), peers=2, steps=8)
-    simulated = cohort.transport.traffic(0).sent
-    assert sent[0] == sent[1]
-    assert simulated <= sent[0] <= simulated + 8 * 8
+def test_both_count_the_bytes_of_their_frames(pair: Group, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse frames are compact in one process and of one size between processes; all else has the same bytes.
+
+    Slices of linear payloads are padded to even size.
+    """
+    posted: list[tuple[int, int, int, bool]] = []
+    real_encode = wire.encode
+
+    def encode(envelope: Envelope, *, coding: Coding) -> bytes:
+        frame = real_encode(envelope, coding=coding)
+        payload = envelope.payload
+        posted.append((envelope.peer, len(frame), wire.frame_bytes(payload.specs), payload.linear))
+        return frame
+
+    monkeypatch.setattr(wire, "encode", encode)
+    simulated = train(ROWS[row](), peers=2, steps=8).transport
+    real = pair.run(worlds.traffic_on_a_rank, row, 8)
+    assert posted
+    padding = 8 * 8 if posted[0][3] else 0
+    for peer, traffic in enumerate(real):
+        compact = sum(size for sender, size, _, _ in posted if sender == peer)
+        fixed = sum(size for sender, _, size, _ in posted if sender == peer)
+        assert simulated.traffic(peer).sent == compact
+        assert simulated.traffic(1 - peer).received == compact
+        assert fixed <= traffic[0] <= fixed + padding
+        assert fixed <= traffic[1] <= fixed + padding
 
 
 def test_start_from_other_weights_names_the_tensor_c02(pair: Group) -> None:

@@ -190,8 +190,13 @@ def test_describe_agrees_with_the_run(call: Call) -> None:
     described = json.loads(call("describe", "run.toml", "--only", "Sparse", "--json").out)[0]
     summary = json.loads(call("train", "run.toml", "--json").out)
     assert summary["parameters"] == described["parameters"]
-    assert summary["bytes_sent_per_replica"] == described["bytes_sent_per_replica"]
-    assert summary["compression"] == pytest.approx(described["compression"])
+    # Described are frames of a fixed size; one process sends compact ones, which depend on the positions.
+    assert 0.9 < summary["bytes_sent_per_replica"] / described["bytes_sent_per_replica"] < 1.1
+    assert summary["compression"] == pytest.approx(described["compression"], rel=0.1)
+    dense = json.loads(call("describe", "run.toml", "--only", "Dense", "--json").out)[0]
+    call("compare", "run.toml", "--out", "one", "--only", "Dense", "--json")
+    summary = json.loads(Path("one/dense/summary.json").read_text())
+    assert summary["bytes_sent_per_replica"] == dense["bytes_sent_per_replica"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -64,7 +64,9 @@ def test_step_lines_hold_what_the_view_shows(call: Call) -> None:
     lines = [json.loads(line) for line in Path("mine/metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "step"][-1]
     summary = json.loads(Path("mine/summary.json").read_text())
-    assert last["round_bytes"] * summary["rounds"] == last["bytes_sent"] == summary["bytes_sent_per_replica"]
+    assert last["bytes_sent"] == summary["bytes_sent_per_replica"]
+    # Frames are as short as their positions allow, so rounds differ a little.
+    assert last["round_bytes"] * summary["rounds"] == pytest.approx(last["bytes_sent"], rel=0.05)
     assert last["compression"] == summary["compression"]
     assert last["delta_norm"] > 0
     assert last["residual_norm"] > 0
@@ -146,5 +148,5 @@ def test_one_worker_is_a_warning_and_many_need_one_command(call: Call) -> None:
     assert "one replica alone synchronizes with nobody" in call("train", "run.toml", "--workers", "1", "--json").err
     summary = json.loads(call("train", "run.toml", "--workers", "4", "--json").out)
     assert summary["workers"] == 4
-    assert summary["bytes_received_per_replica"] == 3 * summary["bytes_sent_per_replica"]
+    assert summary["bytes_received_per_replica"] == pytest.approx(3 * summary["bytes_sent_per_replica"], rel=0.05)
     assert runs.is_torchrun() is False

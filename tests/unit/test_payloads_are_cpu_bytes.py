@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sparseloco import wire
+from sparseloco import sections
 from sparseloco.transport import process_group
-from sparseloco.types import PartSpec, Payload
+from sparseloco.types import Coding, PartSpec, Payload
 
 
 class OnDevice:
@@ -30,12 +30,12 @@ class OnDevice:
 def payload() -> Payload:
     spec = PartSpec("0.value", (3,), torch.float32, 32)
     tensors: Any = {"0.value": OnDevice([1.0, 2.0, 3.0])}
-    return Payload((spec,), tensors, linear=True)
+    return Payload.of_tensors((spec,), tensors, linear=True)
 
 
 def test_a_frame_is_made_of_cpu_bytes() -> None:
     sent = payload()
-    data = wire._encode_part(sent.tensors["0.value"], sent.specs[0])
+    data = sections._pack_part(sent.tensors["0.value"], sent.specs[0], Coding.COMPACT)
     assert torch.frombuffer(bytearray(data), dtype=torch.float32).tolist() == [1.0, 2.0, 3.0]
 
 

@@ -264,9 +264,9 @@ def test_payload_that_is_not_finite_never_reaches_an_anchor_c06(number: float) -
     peers = [Peer(ROWS["diloco"](), r) for r in range(3)]
     inbox = [[peer.step() for peer in peers] for _ in range(4)][-1]
     good = [envelope for posted in inbox for envelope in posted]
-    broken = dict(good[1].payload.tensors)
-    broken["3.value"] = torch.full_like(broken["3.value"], number)
-    bad = [good[0], replace(good[1], payload=replace(good[1].payload, tensors=broken)), good[2]]
+    broken = {3: {"value": torch.full_like(good[1].payload.blocks[3]["value"], number)}}
+    payload = replace(good[1].payload, sections={**good[1].payload.sections, **broken})
+    bad = [good[0], replace(good[1], payload=payload), good[2]]
     before = peers[0].replica.digest()
     with pytest.raises(DivergenceError, match=r"payload of peer 1, round 0, 2\.bias=not finite.*leave that peer out"):
         peers[0].replica.apply(good[0].key, bad)

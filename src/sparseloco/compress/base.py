@@ -70,9 +70,9 @@ def exact_mean(magnitude_NK: Tensor) -> Tensor:
     return total / (scale.squeeze(-1) * count)
 
 
-def index_bits(chunk_size: int) -> int:
-    """Bits of a position in a chunk: ``ceil(log2 chunk_size)``, 12 for 4096."""
-    return (chunk_size - 1).bit_length()
+def position_spec(rows: int, kept: int, cols: int) -> PartSpec:
+    """Row of the table for ``kept`` ascending positions in each of ``rows`` chunks of ``cols`` values."""
+    return PartSpec("index", (rows, kept), index_dtype(cols), 0, chunk_size=cols)
 
 
 def index_dtype(chunk_size: int) -> torch.dtype:

@@ -77,7 +77,7 @@ class Quantize(_Everywhere):
         code_type = torch.uint8 if self.bits <= 8 else torch.int32
         return (
             PartSpec("code", (rows, cols), code_type, self.bits),
-            PartSpec("scale", (rows, 1), torch.float32, 32),
+            PartSpec("scale", (rows, 1), torch.float32, 32, signed=False),
         )
 
     def encode(self, block: Tensor, shared: Parts, *, key: int) -> Parts:
@@ -126,7 +126,7 @@ class ScaledSign(_Everywhere):
     def specs(self, rows: int, cols: int, dtype: torch.dtype, shared: Parts) -> tuple[PartSpec, ...]:
         return (
             PartSpec("negative", (rows, cols), torch.uint8, 1),
-            PartSpec("scale", (rows, 1), torch.float32, 32),
+            PartSpec("scale", (rows, 1), torch.float32, 32, signed=False),
         )
 
     def encode(self, block: Tensor, shared: Parts, *, key: int) -> Parts:

@@ -80,7 +80,7 @@ class SignTwoLevel:
     def specs(self, rows: int, kept: int) -> tuple[PartSpec, ...]:
         return (
             PartSpec("code", (rows, kept), torch.uint8, 2),
-            PartSpec("scale", (rows, 1), torch.bfloat16, 16),
+            PartSpec("scale", (rows, 1), torch.bfloat16, 16, signed=False),
         )
 
     def encode(self, value_NK: Tensor, *, key: int) -> Parts:
@@ -110,7 +110,7 @@ class SignOneLevel:
     def specs(self, rows: int, kept: int) -> tuple[PartSpec, ...]:
         return (
             PartSpec("negative", (rows, kept), torch.uint8, 1),
-            PartSpec("scale", (rows, 1), torch.bfloat16, 16),
+            PartSpec("scale", (rows, 1), torch.bfloat16, 16, signed=False),
         )
 
     def encode(self, value_NK: Tensor, *, key: int) -> Parts:
@@ -189,7 +189,7 @@ class Stochastic:
     def specs(self, rows: int, kept: int) -> tuple[PartSpec, ...]:
         return (
             PartSpec("code", (rows, kept), torch.uint8, self.levels.bit_length() + 1),
-            PartSpec("norm", (rows, 1), torch.float32, 32),
+            PartSpec("norm", (rows, 1), torch.float32, 32, signed=False),
         )
 
     def encode(self, value_NK: Tensor, *, key: int) -> Parts:

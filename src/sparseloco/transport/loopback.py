@@ -8,13 +8,14 @@ from sparseloco import wire
 from sparseloco.errors import ConfigError, QuorumError
 from sparseloco.replica import Replica
 from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
-from sparseloco.types import Envelope, Key, PartSpec
+from sparseloco.types import Coding, Envelope, Key, PartSpec
 
 
 class Loopback:
     """Carries real frames between ``num_peers`` replicas of this process.
 
-    Each message is encoded to bytes and decoded again, once for all receivers, so bytes are those of a real run.
+    Each message is encoded to bytes and checked as such, once for all receivers, so bytes are those of a real run over
+    a store: compact frames. A :class:`ProcessGroup` sends frames of one size, which are some percent longer.
 
     Args:
         num_peers: Replicas that take part.
@@ -52,13 +53,17 @@ class Loopback:
 
     def post(self, envelope: Envelope) -> None:
         """Encode and keep the frame."""
-        frame = wire.encode(envelope)
+        frame = wire.encode(envelope, coding=Coding.COMPACT)
         self._frames.setdefault(envelope.key, {})[envelope.peer] = frame
         self._tables[envelope.key] = envelope.payload.specs
         head = wire.HEADER_BYTES
-        cost = round_traffic(head, len(frame) - head, self.num_peers, linear=envelope.payload.linear)
-        before = self.traffic(envelope.peer)
-        self._traffic[envelope.peer] = Traffic(before.sent + cost.sent, before.received + cost.received)
+        if envelope.payload.linear:
+            self._count(envelope.peer, round_traffic(head, len(frame) - head, self.num_peers, linear=True))
+            return
+        # Compact frames differ in size, so each peer is charged for what the others really send.
+        for peer in range(self.num_peers):
+            mine = peer == envelope.peer
+            self._count(peer, Traffic(len(frame) * mine, len(frame) * (not mine)))
 
     def collect(self, key: Key) -> list[Envelope]:
         """Decode all frames of ``key`` at the first call; forget them after the last peer has collected."""
@@ -87,6 +92,10 @@ class Loopback:
     def traffic(self, peer: int) -> Traffic:
         """Bytes of ``peer`` as they would be between processes."""
         return self._traffic.get(peer, Traffic(0, 0))
+
+    def _count(self, peer: int, more: Traffic) -> None:
+        before = self.traffic(peer)
+        self._traffic[peer] = Traffic(before.sent + more.sent, before.received + more.received)
 
     def set_traffic(self, peer: int, traffic: Traffic) -> None:
         """Go on from here."""

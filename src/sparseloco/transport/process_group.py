@@ -1,8 +1,8 @@
 """Peers as ranks of a ``torch.distributed`` group of gloo; payloads travel as CPU bytes.
 
-Sparse payloads: one uint8 buffer per fragment and round, one all-gather of frames of equal size. Linear payloads
-never go through a floating-point all-reduce: slices go all-to-all, each rank adds its slice in peer order and
-divides once, and the mean slices are gathered. That is the traffic of a ring, and the bits of :class:`Loopback`.
+Sparse payloads: one uint8 buffer per fragment and round, one all-gather of frames in FIXED coding, which have one size.
+Linear payloads never go through a floating-point all-reduce: slices go all-to-all, each rank adds its slice in peer
+order and divides once, and the mean slices are gathered. That is the traffic of a ring and the bits of ``Loopback``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparseloco.errors import ConfigError
 from sparseloco.reduce import mean_of_tensors
 from sparseloco.replica import Replica
 from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
-from sparseloco.types import Envelope, Key, PartSpec, Payload
+from sparseloco.types import Coding, Envelope, Key, PartSpec, Payload
 
 
 @dataclass
@@ -101,7 +101,7 @@ class ProcessGroup:
             pending = _Pending(envelope, [*work, gather], frames, slices)
             cost = (wire.HEADER_BYTES, sum(s.nbytes for s in slices))
         else:
-            frames, gather = self._gather_frames(wire.encode(envelope))
+            frames, gather = self._gather_frames(wire.encode(envelope, coding=Coding.FIXED))
             pending = _Pending(envelope, [gather], frames, [])
             cost = (wire.HEADER_BYTES, frames[0].numel() - wire.HEADER_BYTES)
         sent, received = round_traffic(*cost, self.num_peers, linear=envelope.payload.linear)
@@ -155,10 +155,9 @@ class ProcessGroup:
         """Send slice r of every float buffer to rank r; row p of a result is what rank p sent here."""
         received: list[Tensor] = []
         works: list[dist.Work] = []
+        tensors = payload.tensors
         for dtype in _dtypes(payload.specs):
-            parts = [
-                payload.tensors[s.name].to("cpu") for s in payload.specs if s.dtype == dtype
-            ]  # MPS has no collectives
+            parts = [tensors[s.name].to("cpu") for s in payload.specs if s.dtype == dtype]  # MPS has no collectives
             flat = torch.cat([part.reshape(-1) for part in parts])
             padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.num_peers))
             out = torch.empty_like(padded)
@@ -181,7 +180,7 @@ class ProcessGroup:
                 count = int(torch.Size(spec.shape).numel())
                 tensors[spec.name] = rest[:count].reshape(spec.shape)
                 rest = rest[count:]
-        mean = Payload(specs, {spec.name: tensors[spec.name] for spec in specs}, linear=True)
+        mean = Payload.of_tensors(specs, {spec.name: tensors[spec.name] for spec in specs}, linear=True)
         odd = next((e for e in inbox if e.digest != pending.envelope.digest), inbox[0])
         covers = tuple(envelope.peer for envelope in inbox)
         return replace(odd, weight=sum(weights), payload=mean, covers=covers)
