@@ -3,5 +3,8 @@
 #include "isa.inl"
 
 namespace sparseloco {
-const Kernels avx2_kernels = {"avx2", avx2::max_magnitude};
+const Kernels avx2_kernels = {
+    "avx2",
+    {avx2::max_magnitude, avx2::ef_pass, avx2::encode},
+};
 }

@@ -3,5 +3,8 @@
 #include "isa.inl"
 
 namespace sparseloco {
-const Kernels scalar_kernels = {"scalar", scalar::max_magnitude};
+const Kernels scalar_kernels = {
+    "scalar",
+    {scalar::max_magnitude, scalar::ef_pass, scalar::encode},
+};
 }

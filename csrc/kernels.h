@@ -2,13 +2,13 @@
 #pragma once
 
 #include "common.h"
+#include "encode.h"
 
 namespace sparseloco {
 
 struct Kernels {
     const char* name;  // "scalar", "avx2", "avx512"
-    // Largest magnitude of a strided region, NaN counted as infinity. `bf16`: element type, else float32.
-    float (*max_magnitude)(const void* live, bool bf16, const Geometry& where, int64_t first, int64_t last);
+    EncodeKernels encode;
 };
 
 extern const Kernels scalar_kernels;

@@ -160,7 +160,7 @@ class Matrices(_Permutation):
         return _concatenate(blocks, shape)
 
 
-class _Region(NamedTuple):
+class Region(NamedTuple):
     """A rectangle of equal tiles in each of ``panels`` equal panels of a matrix."""
 
     first_row: int
@@ -213,7 +213,7 @@ class Tiles(_Permutation):
             _check_positive("vector_chunk", self.vector_chunk)
 
     def block_shapes(self, shape: tuple[int, ...]) -> tuple[BlockShape, ...]:
-        regions = self._regions(shape)
+        regions = self.regions(shape)
         return tuple(BlockShape(r.panels * r.grid[0] * r.grid[1], *r.tile) for r in regions)
 
     def split(self, tensor: Tensor) -> Blocks:
@@ -221,17 +221,18 @@ class Tiles(_Permutation):
         if not tensor.numel():
             return ()
         matrix = tensor.reshape(*_matrix_shape(shape))
-        return tuple(_cut(matrix, region) for region in self._regions(shape))
+        return tuple(_cut(matrix, region) for region in self.regions(shape))
 
     def join(self, blocks: Blocks, shape: tuple[int, ...]) -> Tensor:
         if not blocks:
             return torch.empty(shape)
         out = blocks[0].new_empty(_matrix_shape(shape))
-        for block, region in zip(blocks, self._regions(shape), strict=True):
+        for block, region in zip(blocks, self.regions(shape), strict=True):
             _paste(out, block, region)
         return out.reshape(shape)
 
-    def _regions(self, shape: tuple[int, ...]) -> tuple[_Region, ...]:
+    def regions(self, shape: tuple[int, ...]) -> tuple[Region, ...]:
+        """Where the blocks lie in a tensor of ``shape`` seen as the matrix ``[dim 0, rest]``; a vector is one column."""
         if not math.prod(shape):
             return ()
         tile = (self.vector_chunk or self.rows * self.cols, 1) if len(shape) < 2 else (self.rows, self.cols)
@@ -309,7 +310,7 @@ def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return rows, math.prod(shape[1:])
 
 
-def _tile_regions(matrix: tuple[int, int], tile: tuple[int, int], panels: int) -> tuple[_Region, ...]:
+def _tile_regions(matrix: tuple[int, int], tile: tuple[int, int], panels: int) -> tuple[Region, ...]:
     """Cut ``matrix`` into panels and each panel into a body and up to three edges of equal tiles."""
     rows, cols = matrix
     height = -(-rows // panels)
@@ -318,7 +319,7 @@ def _tile_regions(matrix: tuple[int, int], tile: tuple[int, int], panels: int) -
     if rows - whole * height:
         bands.append((whole * height, 1, rows - whole * height))
     return tuple(
-        _Region(
+        Region(
             first,
             count,
             band_height,
@@ -340,7 +341,7 @@ def _body_and_edge(length: int, side: int) -> Iterator[slice]:
         yield slice(body, length)
 
 
-def _window(matrix: Tensor, region: _Region) -> Tensor:
+def _window(matrix: Tensor, region: Region) -> Tensor:
     """View of a region as ``[panel, tile row, row in tile, tile column, column in tile]``."""
     last_row = region.first_row + region.panels * region.height
     panels = matrix[region.first_row : last_row].view(region.panels, region.height, matrix.shape[1])
@@ -349,11 +350,11 @@ def _window(matrix: Tensor, region: _Region) -> Tensor:
     return rectangle.unflatten(2, (grid_cols, cols)).unflatten(1, (grid_rows, rows))
 
 
-def _cut(matrix: Tensor, region: _Region) -> Tensor:
+def _cut(matrix: Tensor, region: Region) -> Tensor:
     return _window(matrix, region).permute(0, 1, 3, 2, 4).reshape(-1, region.tile[0] * region.tile[1])
 
 
-def _paste(matrix: Tensor, block: Tensor, region: _Region) -> None:
+def _paste(matrix: Tensor, block: Tensor, region: Region) -> None:
     window = _window(matrix, region)
     panels, grid_rows, rows, grid_cols, cols = window.shape
     window.copy_(block.view(panels, grid_rows, grid_cols, rows, cols).permute(0, 1, 3, 2, 4))

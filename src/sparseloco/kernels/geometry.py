@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
+
+from torch import Tensor
+
+from sparseloco.layout import Chunks, Layout, Tiles
 
 
 class TileGeometry(NamedTuple):
@@ -31,3 +36,66 @@ class TileGeometry(NamedTuple):
     rows: int
     cols: int
     row_stride: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Tiles of all panels."""
+        return self.panels * self.grid_rows * self.grid_cols
+
+    @property
+    def chunk_size(self) -> int:
+        """Values of one tile."""
+        return self.rows * self.cols
+
+
+def block_geometry(
+    layout: Layout, shape: tuple[int, ...], row_stride: int | None = None
+) -> tuple[TileGeometry, ...] | None:
+    """Geometry of every block that ``layout.split`` makes of a tensor of ``shape``, in its order.
+
+    Args:
+        layout: How tensors become blocks.
+        shape: Shape of the live tensor; all dims but the first are contiguous.
+        row_stride: Elements from one entry of dim 0 to the next; None means the tensor is contiguous.
+
+    Returns:
+        None if the layout has no such description: then the definition must do the work.
+
+    Example:
+        >>> [(g.num_chunks, g.rows, g.cols) for g in block_geometry(Tiles(64, 64), (130, 70))]
+        [(2, 64, 64), (2, 64, 6), (1, 2, 64), (1, 2, 6)]
+    """
+    width = math.prod(shape[1:])
+    stride = width if row_stride is None else row_stride
+    if isinstance(layout, Tiles):
+        return tuple(
+            TileGeometry(
+                r.first_row, r.panels, r.height, r.row.start, r.col.start, *r.grid, *r.tile, stride
+            )
+            for r in layout.regions(shape)
+        )
+    if isinstance(layout, Chunks) and stride == width:
+        # Memory as one column. A rest starts behind the whole chunks.
+        blocks = layout.block_shapes(shape)
+        starts = (0, blocks[0].num_chunks * blocks[0].chunk_size) if blocks else ()
+        return tuple(
+            TileGeometry(start, 1, s.num_chunks * s.chunk_size, 0, 0, s.num_chunks, 1, s.chunk_size, 1, 1)
+            for start, s in zip(starts, blocks, strict=False)
+        )
+    return None
+
+
+def tensor_geometry(layout: Layout, tensor: Tensor) -> tuple[TileGeometry, ...] | None:
+    """:func:`block_geometry` of a live tensor; None also if its dims behind the first are not contiguous.
+
+    Example:
+        >>> import torch
+        >>> tensor_geometry(Tiles(), torch.zeros(4, 6).T) is None
+        True
+    """
+    shape = tuple(tensor.shape)
+    if tensor.is_contiguous():
+        return block_geometry(layout, shape)
+    if tensor.dim() < 1 or not tensor[0].is_contiguous() or tensor.stride(0) < math.prod(shape[1:]):
+        return None
+    return block_geometry(layout, shape, tensor.stride(0))
