@@ -5,6 +5,10 @@
 #include <cstring>
 #include <functional>
 
+// Each instruction set compiles these for itself. One that is not inlined would be a single symbol for all of them, and
+// the linker may keep the copy of a set that this machine lacks.
+#define SPARSELOCO_INLINE inline __attribute__((always_inline))
+
 namespace sparseloco {
 
 // A region of equal tiles of a row-major matrix; the C++ side of kernels/geometry.py. All in elements.
@@ -15,10 +19,10 @@ struct Geometry {
     int64_t rows, cols;                       // of one tile; a chunk has rows * cols values
     int64_t row_stride;                       // of the matrix
 
-    int64_t chunks() const { return panels * grid_rows * grid_cols; }
+    SPARSELOCO_INLINE int64_t chunks() const { return panels * grid_rows * grid_cols; }
 
     // Offset of the first value of chunk n; its row r continues at + r * row_stride.
-    int64_t offset(int64_t n) const {
+    SPARSELOCO_INLINE int64_t offset(int64_t n) const {
         const int64_t tile_col = n % grid_cols, rest = n / grid_cols;
         const int64_t tile_row = rest % grid_rows, panel = rest / grid_rows;
         const int64_t row = first_row + panel * panel_height + row_offset + tile_row * rows;
@@ -26,22 +30,22 @@ struct Geometry {
     }
 };
 
-inline uint32_t bits_of(float x) {
+SPARSELOCO_INLINE uint32_t bits_of(float x) {
     uint32_t u;
     std::memcpy(&u, &x, 4);
     return u;
 }
 
-inline float float_of(uint32_t u) {
+SPARSELOCO_INLINE float float_of(uint32_t u) {
     float x;
     std::memcpy(&x, &u, 4);
     return x;
 }
 
-inline float widen(uint16_t bf16) { return float_of(uint32_t(bf16) << 16); }
+SPARSELOCO_INLINE float widen(uint16_t bf16) { return float_of(uint32_t(bf16) << 16); }
 
 // Nearest, ties to even, NaN stays NaN: as torch rounds.
-inline uint16_t to_bf16(float x) {
+SPARSELOCO_INLINE uint16_t to_bf16(float x) {
     if (x != x) return 0x7fc0;
     const uint32_t u = bits_of(x);
     return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);

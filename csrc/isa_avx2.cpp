@@ -3,5 +3,11 @@
 #include "isa.inl"
 
 namespace sparseloco {
-const Kernels avx2_kernels = {"avx2", avx2::max_magnitude};
+const Kernels avx2_kernels = {
+    "avx2",
+    avx2::max_magnitude,
+    {avx2::check_gaps, avx2::unpack_gaps, avx2::unpack_codes},
+    {avx2::settle, avx2::apply},
+    {avx2::digest_row},
+};
 }

@@ -3,5 +3,11 @@
 #include "isa.inl"
 
 namespace sparseloco {
-const Kernels scalar_kernels = {"scalar", scalar::max_magnitude};
+const Kernels scalar_kernels = {
+    "scalar",
+    scalar::max_magnitude,
+    {scalar::check_gaps, scalar::unpack_gaps, scalar::unpack_codes},
+    {scalar::settle, scalar::apply},
+    {scalar::digest_row},
+};
 }

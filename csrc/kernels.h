@@ -2,6 +2,9 @@
 #pragma once
 
 #include "common.h"
+#include "digest.h"
+#include "gaps.h"
+#include "settle.h"
 
 namespace sparseloco {
 
@@ -9,6 +12,9 @@ struct Kernels {
     const char* name;  // "scalar", "avx2", "avx512"
     // Largest magnitude of a strided region, NaN counted as infinity. `bf16`: element type, else float32.
     float (*max_magnitude)(const void* live, bool bf16, const Geometry& where, int64_t first, int64_t last);
+    GapKernels gaps;
+    SettleKernels settle;
+    DigestKernels digest;
 };
 
 extern const Kernels scalar_kernels;
