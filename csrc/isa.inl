@@ -18,3 +18,8 @@
 #include "select.inl"
 #include "encode_gaps.inl"
 #include "encode.inl"
+#include "gaps.inl"
+#include "gaps_check.inl"
+#include "lanes.inl"
+#include "settle.inl"
+#include "digest.inl"

@@ -6,5 +6,8 @@ namespace sparseloco {
 const Kernels scalar_kernels = {
     "scalar",
     {scalar::max_magnitude, scalar::ef_pass, scalar::encode},
+    {scalar::check_gaps, scalar::unpack_gaps, scalar::unpack_codes},
+    {scalar::settle, scalar::apply},
+    {scalar::digest_row},
 };
 }

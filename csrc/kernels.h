@@ -2,13 +2,19 @@
 #pragma once
 
 #include "common.h"
+#include "digest.h"
 #include "encode.h"
+#include "gaps.h"
+#include "settle.h"
 
 namespace sparseloco {
 
 struct Kernels {
     const char* name;  // "scalar", "avx2", "avx512"
     EncodeKernels encode;
+    GapKernels gaps;
+    SettleKernels settle;
+    DigestKernels digest;
 };
 
 extern const Kernels scalar_kernels;

@@ -17,6 +17,10 @@ from torch import Tensor
 from sparseloco.errors import WireError
 from sparseloco.keys import derive_key, mix64
 
+_RUN = 64  # words of a row that share a factor of the digest
+_PIECE = 1 << 20  # words of the digest at a time, a multiple of the run
+_LANE = 2**64 - 1  # bits of a lane
+
 
 def pack(values: Tensor, bits: int) -> NDArray[np.uint8]:
     """Pack non-negative integers of ``bits`` bits each.
@@ -91,23 +95,47 @@ def digest_lanes(block: Tensor, salt: int) -> tuple[int, int]:
     A digest of a sharded tensor is the sum of its shards' digests (each with the salt of its first row), so no
     shard needs the whole. Integer arithmetic modulo 2**64 makes it independent of order and threads.
 
+    Items count as 4-byte words (two to an 8-byte item). A word has three odd factors, so that each change of one word
+    shows for certain: a 32-bit one of its place in a run of 64 words, and 64-bit ones of the run and of the row. A
+    processor thus needs one 32-bit multiplication a word and lane; ``kernels`` has that.
+
     Args:
         block: Two-dimensional tensor of 4-byte or 8-byte items.
         salt: Global number of the first row plus anything that tells blocks apart, at least 0 and below 2**62.
     """
     if block.numel() == 0:
         return (0, 0)
-    integer = torch.int64 if block.element_size() == 8 else torch.int32
-    x_NC = block.detach().contiguous().view(integer).to(torch.int64)
-    rows, cols = x_NC.shape
-    lanes: list[int] = []
-    for lane in (0, 1):
-        # Columns count downwards from -1, so that no row has the factor of a column and a transpose shows.
-        column_C = mix64(~(torch.arange(cols, dtype=torch.int64, device=x_NC.device) * 2 + lane)) | 1
-        row_N = mix64((torch.arange(rows, dtype=torch.int64, device=x_NC.device) + salt) * 2 + lane) | 1
-        total = ((x_NC * column_C).sum(dim=1) * row_N).sum() + (row_N.sum() * lane)
-        lanes.append(int(total) & ((1 << 64) - 1))
-    return (lanes[0], lanes[1])
+    word_NC = block.detach().contiguous().view(torch.int32)
+    lanes = [0, 0]
+    # In pieces, since a piece's words take 8 bytes each.
+    step = max(1, _PIECE // word_NC.shape[1])
+    for first_row in range(0, word_NC.shape[0], step):
+        for first_col in range(0, word_NC.shape[1], _PIECE):
+            piece = word_NC[first_row : first_row + step, first_col : first_col + _PIECE]
+            for lane in (0, 1):
+                lanes[lane] += _digest_piece(piece, salt + first_row, first_col // _RUN, lane)
+    return lanes[0] & _LANE, lanes[1] & _LANE
+
+
+def _digest_piece(word_NC: Tensor, first_row: int, first_run: int, lane: int) -> int:
+    rows, cols = word_NC.shape
+    runs = -(-cols // _RUN)
+    device = word_NC.device
+    wide = torch.zeros(rows, runs * _RUN, dtype=torch.int64, device=device)
+    wide[:, :cols] = word_NC
+    wide &= 2**32 - 1
+    # Places count up from the lowest number and runs down from -1, so that no row, from 0 up, has a factor of theirs.
+    place = _odd_factors(torch.arange(_RUN, device=device) * 2 + (lane - 2**63)) >> 32 & (2**32 - 1) | 1
+    run = _odd_factors(~((torch.arange(runs, device=device) + first_run) * 2 + lane))
+    row_N = _odd_factors((torch.arange(rows, device=device) + first_row) * 2 + lane)
+    sum_N = ((wide.view(rows, runs, _RUN) * place).sum(dim=2) * run).sum(dim=1)
+    if first_run == 0:
+        sum_N += lane  # lane 1 counts rows, so that zeros of different shapes differ
+    return int((sum_N * row_N).sum())
+
+
+def _odd_factors(number: Tensor) -> Tensor:
+    return mix64(number) | 1
 
 
 def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
@@ -123,4 +151,4 @@ def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
 
 def hex_digest(*lanes: int) -> str:
     """Lanes modulo 2**64 as 16 hex digits each."""
-    return "".join(f"{lane & ((1 << 64) - 1):016x}" for lane in lanes)
+    return "".join(f"{lane & _LANE:016x}" for lane in lanes)
