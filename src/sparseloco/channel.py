@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparseloco.compress.base import Compressor
 from sparseloco.errors import ConfigError, DivergenceError
+from sparseloco.kernels import fast
 from sparseloco.keys import derive_key
 from sparseloco.layout import BlockShape, Layout
 from sparseloco.reduce import Reducer
@@ -27,7 +28,6 @@ from sparseloco.types import (
     Parts,
     PartSpec,
     Payload,
-    Section,
     Source,
     TensorSpec,
     UpdateTransform,
@@ -137,13 +137,16 @@ class Channel:
             DivergenceError: if a delta is not finite; the state is then as it was.
         """
         self.check_sources(sources, state)
-        sections: dict[int, Section] = {}
+        sections = fast.encode(self, sources, state)
         for spec, source, span in zip(state.specs, sources, state.spans, strict=True):
+            if span and span[0] in sections:
+                continue
             for j, delta in zip(span, self._delta(source, spec, state, span), strict=True):
                 sections[j] = self._encode_block(delta, j, state, derive_key(key, j))
         if self.feedback is None:
             state.residual = []
-        return Payload(self.part_specs(state), sections, self.compressor.linear)
+        ordered = {j: sections[j] for j in range(len(state.shapes))}
+        return Payload(self.part_specs(state), ordered, self.compressor.linear)
 
     def settle_(
         self,
@@ -162,28 +165,42 @@ class Channel:
             2-norm of the update.
 
         Raises:
-            DivergenceError: if an outer step would leave the range of numbers; the same at every peer. Tensors before
-                the one it names have been stepped, so go on from a saved state.
+            DivergenceError: if an outer step would leave the range of numbers; the same at every peer. Other tensors, and
+                chunks of the one it names, may have been stepped by then, so go on from a saved state.
         """
-        square = 0.0
-        if inbox:
-            updates = self._updates(inbox, state)
-            for transform in self.transforms:
-                updates = transform(updates)
-            for j, update in enumerate(updates):
-                square += float(torch.linalg.vector_norm(update)) ** 2
-                moved = state.anchor[j].clone()
-                outer.step_(moved, update, state.outer[j], step)
-                if not _is_sane(moved):
-                    raise DivergenceError(
-                        f"anchor of {self._tensor_at(j, state)}=not finite: must stay finite (below {LARGEST:g}) in an "
-                        "outer step; lower the outer learning rate"
-                    )
-                state.anchor[j].copy_(moved)
-        for i, (tensor, span) in enumerate(zip(live, state.spans, strict=True)):
-            anchor = self.anchor_tensor(state, span, tuple(tensor.shape))
-            tensor.copy_(merge(anchor, tensor, snapshot[i] if snapshot is not None else None))
+        done = fast.settle_(self, inbox, state, live, outer=outer, merge=merge, snapshot=snapshot, step=step)
+        if done.failed is not None:
+            raise self._overflow(done.failed, state)
+        rest = [i for i in range(len(live)) if i not in done.tensors]
+        blocks = [j for i in rest for j in state.spans[i]]
+        square = done.square + (self._step_anchors(blocks, inbox, state, outer, step) if inbox else 0.0)
+        for i in rest:
+            anchor = self.anchor_tensor(state, state.spans[i], tuple(live[i].shape))
+            live[i].copy_(merge(anchor, live[i], snapshot[i] if snapshot is not None else None))
         return square**0.5
+
+    def _step_anchors(
+        self, blocks: Sequence[int], inbox: Sequence[Envelope], state: ChannelState, outer: OuterOptimizer, step: int
+    ) -> float:
+        """Reduce these blocks and step their anchors; the sum of squares of their updates."""
+        square = 0.0
+        updates = self._updates(blocks, inbox, state)
+        for transform in self.transforms:
+            updates = transform(updates)
+        for j, update in zip(blocks, updates, strict=True):
+            square += float(torch.linalg.vector_norm(update)) ** 2
+            moved = state.anchor[j].clone()
+            outer.step_(moved, update, state.outer[j], step)
+            if not _is_sane(moved):
+                raise self._overflow(j, state)
+            state.anchor[j].copy_(moved)
+        return square
+
+    def _overflow(self, block: int, state: ChannelState) -> DivergenceError:
+        return DivergenceError(
+            f"anchor of {self._tensor_at(block, state)}=not finite: must stay finite (below {LARGEST:g}) in an "
+            "outer step; lower the outer learning rate"
+        )
 
     def credit_(self, payload: Payload, state: ChannelState) -> None:
         """Put an undelivered payload back into the residual; without error feedback it goes out once more."""
@@ -198,8 +215,9 @@ class Channel:
 
     def check_sources(self, sources: Sequence[Source], state: ChannelState) -> None:
         """Refuse deltas with infinities, NaN or numbers so large that arithmetic on them overflows."""
-        for spec, source in zip(state.specs, sources, strict=True):
-            if not _is_sane(source.end):
+        magnitudes = fast.max_magnitudes([source.end for source in sources])
+        for spec, magnitude in zip(state.specs, magnitudes, strict=True):
+            if not magnitude < LARGEST:
                 raise DivergenceError(
                     f"delta of {spec.name}=not finite: must be finite (below {LARGEST:g}) to leave its replica; "
                     "lower the learning rate or clip gradients, then reset the replica to its anchor"
@@ -243,9 +261,10 @@ class Channel:
         self.compressor.accumulate_(residual, parts, -1, state.codec[j])
         return parts
 
-    def _updates(self, inbox: Sequence[Envelope], state: ChannelState) -> Iterator[Tensor]:
+    def _updates(self, blocks: Sequence[int], inbox: Sequence[Envelope], state: ChannelState) -> Iterator[Tensor]:
         """Stored update blocks, one at a time; shared compressor state moves on as they are made."""
-        for j, like in enumerate(state.anchor):
+        for j in blocks:
+            like = state.anchor[j]
             received = [(e.weight, _on_device(e.payload.blocks[j], like.device)) for e in inbox]
             update = self.reducer.reduce(like, received, self.compressor, state.codec[j])
             self.compressor.advance_(state.codec[j], update)

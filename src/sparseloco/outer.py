@@ -52,18 +52,18 @@ class Sgd:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: must be at least 0; use 0 for none")
 
     def fixed_step(self, step: int) -> FixedStep:
-        lr = _float32(value_at(self.lr, step))
-        decay = _float32(1.0 - lr * self.weight_decay)
-        return FixedStep(lr, _float32(self.momentum), self.nesterov, decay)
+        return FixedStep(
+            _float32(value_at(self.lr, step)), _float32(self.momentum), self.nesterov, self.weight_decay
+        )
 
     def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
-        lr, mu, _, decay = self.fixed_step(step)
+        lr, mu, _, weight_decay = self.fixed_step(step)
         direction = update
         if self.momentum:
             direction = self._velocity(update, state, mu)
         moved = anchor.to(torch.float64)
-        if self.weight_decay:
-            moved = (moved * decay).to(anchor.dtype).to(torch.float64)
+        if weight_decay:
+            moved = (moved * _float32(1.0 - lr * weight_decay)).to(anchor.dtype).to(torch.float64)
         anchor.copy_(moved.sub_(direction.to(torch.float64, copy=True).mul_(lr)))
 
     def _velocity(self, update: Tensor, state: OuterState, mu: float) -> Tensor:

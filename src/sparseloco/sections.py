@@ -18,15 +18,8 @@ from torch import Tensor
 
 from sparseloco.bits import check_packed, pack, unpack
 from sparseloco.errors import DivergenceError, WireError
-from sparseloco.gaps import (
-    Bytes,
-    compact_bytes,
-    decode_gaps,
-    encode_gaps,
-    fixed_bytes,
-    most_bytes,
-    recode_gaps,
-)
+from sparseloco.gaps import Bytes, compact_bytes, fixed_bytes, most_bytes
+from sparseloco.kernels import codec
 from sparseloco.types import LARGEST, Coding, Packed, Parts, PartSpec, Section
 
 _BITS_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -108,16 +101,18 @@ def unpack_section(specs: Sequence[PartSpec], data: bytes | memoryview, coding: 
     return {spec.name: _unpack_part(piece, spec, coding) for spec, piece in _cut(specs, _array(data), coding)}
 
 
-def check_section(specs: Sequence[PartSpec], data: bytes | memoryview, coding: Coding) -> None:
-    """Raise what :func:`unpack_section` would raise."""
+def _check_values(specs: Sequence[PartSpec], data: bytes | memoryview, coding: Coding) -> list[codec.Positions]:
+    """Check all parts but the positions, and return these."""
+    positions: list[codec.Positions] = []
     for spec, piece in _cut(specs, _array(data), coding):
         if spec.chunk_size:
-            _decode_positions(piece, spec, coding)
+            positions.append(_positions(piece, spec))
         elif spec.dtype.is_floating_point:
             _as_floats(piece, spec)
         else:
             with _named(f"part {spec.name}"):
                 check_packed(piece, spec.bits, spec.numel)
+    return positions
 
 
 def recode_section(specs: Sequence[PartSpec], data: bytes | memoryview, source: Coding, target: Coding) -> bytes:
@@ -127,8 +122,7 @@ def recode_section(specs: Sequence[PartSpec], data: bytes | memoryview, source: 
     pieces: list[Bytes] = []
     for spec, piece in _cut(specs, _array(data), source):
         if spec.chunk_size:
-            chunks, kept = spec.shape
-            piece = recode_gaps(piece, chunks, kept, spec.chunk_size, source, target)
+            piece = codec.recode(_positions(piece, spec), source, target)
         pieces.append(piece)
     return b"".join(piece.tobytes() for piece in pieces)
 
@@ -151,13 +145,18 @@ def split_body(
     view = memoryview(body)
     lengths = section_lengths(specs, view, coding)
     sections: dict[int, Packed] = {}
+    positions: list[tuple[int, codec.Positions]] = []
     start = 0
     for (block, rows), length in zip(specs.items(), lengths, strict=True):
         piece = view[start : start + length]
         with _named(f"block {block}"):
-            check_section(rows, piece, coding)
+            positions.extend((block, found) for found in _check_values(rows, piece, coding))
         sections[block] = PackedSection(rows, piece, coding)
         start += length
+    fault = codec.check([found for _, found in positions], coding)  # all at once, so that threads start once
+    if fault is not None:
+        number, error = fault
+        raise WireError(f"block {positions[number][0]}, part index, {error}")
     return sections
 
 
@@ -205,7 +204,7 @@ def _length(spec: PartSpec, data: Bytes, coding: Coding) -> int:
 
 def _pack_part(tensor: Tensor, spec: PartSpec, coding: Coding) -> bytes:
     if spec.chunk_size:
-        return encode_gaps(tensor.detach().to("cpu").numpy(), spec.chunk_size, coding).tobytes()
+        return codec.encode(tensor, spec.chunk_size, coding).tobytes()
     if not spec.dtype.is_floating_point:
         return pack(tensor, spec.bits).tobytes()
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
@@ -217,7 +216,8 @@ def _pack_part(tensor: Tensor, spec: PartSpec, coding: Coding) -> bytes:
 
 def _unpack_part(data: Bytes, spec: PartSpec, coding: Coding) -> Tensor:
     if spec.chunk_size:
-        return _decode_positions(data, spec, coding).to(spec.dtype)
+        with _named(f"part {spec.name}"):
+            return codec.decode(_positions(data, spec), coding).to(spec.dtype)
     if spec.dtype.is_floating_point:
         return _as_floats(data, spec)
     with _named(f"part {spec.name}"):
@@ -225,10 +225,9 @@ def _unpack_part(data: Bytes, spec: PartSpec, coding: Coding) -> Tensor:
     return torch.from_numpy(values.astype(np.int32)).to(spec.dtype).reshape(spec.shape)
 
 
-def _decode_positions(data: Bytes, spec: PartSpec, coding: Coding) -> Tensor:
+def _positions(data: Bytes, spec: PartSpec) -> codec.Positions:
     chunks, kept = spec.shape
-    with _named(f"part {spec.name}"):
-        return torch.from_numpy(decode_gaps(data, chunks, kept, spec.chunk_size, coding))
+    return codec.Positions(data, chunks, kept, spec.chunk_size)
 
 
 def _as_floats(data: Bytes, spec: PartSpec) -> Tensor:

@@ -220,8 +220,7 @@ class FixedStep(NamedTuple):
     lr: float
     momentum: float
     nesterov: bool
-    decay: float
-    """Factor on the anchor before the step, ``1 - lr * weight_decay``."""
+    weight_decay: float
 
 
 class OuterOptimizer(Protocol):

@@ -127,7 +127,7 @@ def geometries(layout: Layout, shape: tuple[int, ...]) -> list[TileGeometry]:
             *region.tile,
             cols,
         )
-        for region in layout._regions(shape)
+        for region in layout.regions(shape)
     ]
 
 

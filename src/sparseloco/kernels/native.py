@@ -100,6 +100,11 @@ def encoder_blocks(
     ]
 
 
+def takes_magnitude(tensor: Tensor) -> bool:
+    """Whether :func:`max_magnitudes` can read this tensor where it lies."""
+    return _is_supported(tensor, (torch.float32, torch.bfloat16)) and tensor.is_contiguous()
+
+
 def max_magnitudes(tensors: Sequence[Tensor], *, threads: int) -> list[float]:
     """Largest magnitude of each tensor, float32 or bfloat16; NaN counts as infinity, an empty one has 0."""
     return _native.max_magnitudes([tensor.detach() for tensor in tensors], threads)
