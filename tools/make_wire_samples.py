@@ -1,7 +1,7 @@
 """Write the stored frames of tests/wire/samples: `python tools/make_wire_samples.py FOLDER`.
 
-Frames of a version decode for ever, so a folder that has samples is never written again: a new version of the format gets
-a folder of its own. Expected values are those that went in, not what our own reader makes of the frames.
+Frames of a version decode for ever, so a folder that has samples is never written again: a new version of the format
+gets a folder of its own. Expected values are those that went in, not what our own reader makes of the frames.
 """
 
 from __future__ import annotations

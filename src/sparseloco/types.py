@@ -23,8 +23,11 @@ Parts = dict[str, Tensor]
 Schedule = Callable[[int], float]
 """A setting that changes with the shared step, for example a learning rate."""
 
-LARGEST = 1e37
-"""Magnitudes from here on count as not finite: sums and levels times a scale stay below float32's 3.4e38."""
+LARGEST = 9.999999933815813e36
+"""Magnitudes from here on count as not finite: sums and levels times a scale stay below float32's 3.4e38.
+
+The float32 next to 1e37, for every type, so that kernels need one comparison.
+"""
 
 
 class Coding(enum.IntEnum):

@@ -13,7 +13,7 @@ import torch
 from sparseloco.compress import Dense, Float32, LowRank, Quantize, SignOneLevel, Statistical, TopK
 from sparseloco.errors import WireError
 from sparseloco.gaps import table_item_bytes
-from sparseloco.layout import Chunks, Layout, Tiles
+from sparseloco.layout import Chunks, Tiles
 from sparseloco.sections import section_lengths, specs_by_block
 from sparseloco.types import Coding, Envelope, PartSpec, Payload
 from sparseloco.wire import HEADER_BYTES, decode, encode

@@ -14,6 +14,7 @@ import xxhash
 
 FLOATS = {"float32": ("<f", 4), "float64": ("<d", 8), "bfloat16": ("", 2)}
 COMPACT = 2
+LARGEST = struct.unpack("<f", struct.pack("<I", 0x7CF0BDC2))[0]
 
 
 class Refused(Exception):
@@ -29,7 +30,7 @@ class Frame:
 
 
 def read_frame(frame: bytes, table: list[dict[str, Any]]) -> Frame:
-    """Read a frame. ``table`` has a row per part: block, name, shape, type; and bits, chunk_size or signed where needed."""
+    """Read a frame. ``table`` has a row per part: block, name, shape, type; some have bits, chunk_size or signed."""
     header = read_header(frame)
     out, at = Frame(header), 72
     for row in table:
@@ -69,9 +70,7 @@ def read_positions(
         entry = 2 if slot(per_group, kept, size) <= 65535 else 4
         most = lengths
         need(at + entry * len(groups) <= len(frame), "table")
-        lengths = [
-            int.from_bytes(frame[at + entry * i : at + entry * (i + 1)], "little") for i in range(len(groups))
-        ]
+        lengths = [int.from_bytes(frame[at + entry * i : at + entry * (i + 1)], "little") for i in range(len(groups))]
         need(all(-(-g * kept // 8) <= n <= m for g, n, m in zip(groups, lengths, most, strict=True)), "table")
         at += entry * len(groups)
     lows, at = read_integers(frame, at, chunks * kept, b)
@@ -121,7 +120,7 @@ def read_floats(frame: bytes, at: int, count: int, kind: str, signed: bool) -> t
         raw = frame[place : place + item]
         # A bfloat16 is the upper half of a float32.
         (value,) = struct.unpack("<f", b"\0\0" + raw) if kind == "bfloat16" else struct.unpack(code, raw)
-        need(abs(value) < 1e37, "not finite")
+        need(abs(value) < LARGEST, "not finite")
         need(signed or raw[-1] < 128, "negative")
         values.append(value)
     return values, at + count * item

@@ -21,12 +21,17 @@ from sparseloco.types import PartSpec, TensorSpec
 from sparseloco.wire import frame_bytes
 
 _FLOAT32 = 4
+_CODING = "as frames of fixed size; compact ones differ by some percent"
 _PROCESS_BYTES = 150_000_000
 """What a process of its own needs at least, mostly for PyTorch."""
 
 
 def describe(entry: Entry) -> dict[str, Any]:
-    """Figures of one run as plain values; bytes and memory are of one replica, frames with their headers."""
+    """Figures of one run as plain values; bytes and memory are of one replica, frames with their headers.
+
+    Frames are counted in FIXED coding, as processes send them: their size is exact before there are positions. Those
+    of one process are compact, and differ by some percent.
+    """
     config = entry.config
     algorithm, specs = build_algorithm(config), tensor_table(config)
     description = algorithm.describe(specs)
@@ -98,7 +103,7 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
         "parameters": f"{figures['parameters']:,} in {figures['tensors']} tensors",
         "rounds": f"{figures['rounds']} of {figures['inner_steps']} steps, {figures['workers']} replicas",
         "density": "every value" if density is None else units.percent(density),
-        "sent per round": f"{units.num_bytes(figures['frame_bytes_per_round'])} per replica",
+        "sent per round": f"{units.num_bytes(figures['frame_bytes_per_round'])} per replica, {_CODING}",
         "as dense float32": units.num_bytes(figures["dense_bytes_per_round"]),
         "compression": units.ratio(figures["compression"]),
         "sent in all": f"{units.num_bytes(figures['bytes_sent_per_replica'])} per replica",
