@@ -1,4 +1,4 @@
-"""The fixed coding of a section, bit by bit as docs/wire-format.md describes it: slow, and shared with no product code."""
+"""The fixed coding of a section, bit by bit as docs/wire-format.md describes it: slow, and without product code."""
 
 from __future__ import annotations
 

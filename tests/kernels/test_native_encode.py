@@ -1,4 +1,4 @@
-"""The native encoder against the definition, bit for bit, for every instruction set of this machine and 1 to 3 threads."""
+"""The native encoder against the definition, bit for bit, for every instruction set that this machine has."""
 
 from __future__ import annotations
 
