@@ -26,16 +26,19 @@ struct Walk {
     }
 };
 
-// Error feedback of one chunk; `WithKeys`: also keys and their maxima for the selection.
+// Error feedback of one chunk; `WithKeys`: also keys and their maxima for the selection. Rows of the next tile, `ahead`
+// of this one, are asked for early: each is a new page, which no prefetcher of a processor finds by itself.
 template <bool WithKeys, typename T>
 inline void feedback_chunk(const Walk& walk, const EncodeScratch& s, const float* start, const T* live, float* residual,
-                           float decay) {
+                           float decay, int64_t ahead) {
     const int64_t blocks = walk.padded / 32;
     uint16_t* maxima = s.maxima;
     for (int64_t first = 0; first < blocks; first += walk.per_maximum, maxima += 32) {
         const int64_t last = first + walk.per_maximum < blocks ? first + walk.per_maximum : blocks;
         Keys most = no_keys();
         for (int64_t i = first; i < last; ++i) {
+            const T* later = live + s.block_offset[i] + ahead;
+            for (size_t j = 0; j < 32; j += 64 / sizeof(T)) __builtin_prefetch(later + j);
             const Keys keys = feedback32(start + 32 * i, live + s.block_offset[i], residual + 32 * i, decay);
             if (!WithKeys) continue;
             store_keys(s.keys + 32 * i, keys);
@@ -65,7 +68,9 @@ inline float* feedback(const EncodeJob& job, const Walk& walk, const EncodeScrat
     const float* start = job.start + n * chunk;
     const T* live = static_cast<const T*>(job.live) + job.where.offset(n);
     float* residual = job.residual ? job.residual + n * chunk : nullptr;
+    int64_t ahead = n + 1 < job.section.chunks ? job.where.offset(n + 1) - job.where.offset(n) : 0;
     if (walk.copy_live) {
+        ahead = 0;
         T* copy = reinterpret_cast<T*>(s.live);
         copy_rows(copy, live, walk, chunk);
         live = copy;
@@ -76,7 +81,7 @@ inline float* feedback(const EncodeJob& job, const Walk& walk, const EncodeScrat
         start = s.start;
         residual = s.residual;
     }
-    feedback_chunk<WithKeys>(walk, s, start, live, residual, decay);
+    feedback_chunk<WithKeys>(walk, s, start, live, residual, decay, ahead);
     return residual;
 }
 
@@ -112,6 +117,15 @@ inline uint16_t quantize(EncodeScratch& s, float* residual, int64_t kept, const 
     return stored;
 }
 
+// The first lines of a chunk, so that memory has something to do during the selection; more than these slow it down.
+inline void prefetch_head(const EncodeJob& job, int64_t n) {
+    const int64_t chunk = job.section.chunk, head = chunk < 512 ? chunk : 512;
+    for (int64_t i = 0; i < head; i += 16) {
+        __builtin_prefetch(job.start + n * chunk + i);
+        __builtin_prefetch(job.residual + n * chunk + i, 1);
+    }
+}
+
 template <typename T>
 void encode_group(const EncodeJob& job, const Walk& walk, const EncodeRule& rule, int64_t number, EncodeScratch& s) {
     const FixedSection& section = job.section;
@@ -122,6 +136,7 @@ void encode_group(const EncodeJob& job, const Walk& walk, const EncodeRule& rule
     GroupWriter out{{s.low}, {s.code}, {reinterpret_cast<uint64_t*>(s.unary)}};
     for (int64_t n = first; n < first + count; ++n) {
         float* residual = feedback<true, T>(job, walk, s, n, rule.decay);
+        if (n + 1 < section.chunks && job.residual) prefetch_head(job, n + 1);
         select_top(s, residual, section, walk.maxima);
         const uint16_t scale = quantize(s, residual, section.kept, rule, out.code);
         std::memcpy(job.out + section.scale_at() + 2 * n, &scale, 2);

@@ -232,7 +232,7 @@ class Tiles(_Permutation):
         return out.reshape(shape)
 
     def regions(self, shape: tuple[int, ...]) -> tuple[Region, ...]:
-        """Where the blocks lie in a tensor of ``shape`` seen as the matrix ``[dim 0, rest]``; a vector is one column."""
+        """Where the blocks lie in a tensor, seen as the matrix ``[dim 0, rest]``; a vector is one column."""
         if not math.prod(shape):
             return ()
         tile = (self.vector_chunk or self.rows * self.cols, 1) if len(shape) < 2 else (self.rows, self.cols)

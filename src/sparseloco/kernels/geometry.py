@@ -69,9 +69,7 @@ def block_geometry(
     stride = width if row_stride is None else row_stride
     if isinstance(layout, Tiles):
         return tuple(
-            TileGeometry(
-                r.first_row, r.panels, r.height, r.row.start, r.col.start, *r.grid, *r.tile, stride
-            )
+            TileGeometry(r.first_row, r.panels, r.height, r.row.start, r.col.start, *r.grid, *r.tile, stride)
             for r in layout.regions(shape)
         )
     if isinstance(layout, Chunks) and stride == width:

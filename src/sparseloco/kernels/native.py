@@ -110,9 +110,7 @@ def max_magnitudes(tensors: Sequence[Tensor], *, threads: int) -> list[float]:
     return _native.max_magnitudes([tensor.detach() for tensor in tensors], threads)
 
 
-def encode(
-    blocks: Sequence[EncoderBlock], *, decay: float, low: float, high: float, threads: int
-) -> list[Tensor]:
+def encode(blocks: Sequence[EncoderBlock], *, decay: float, low: float, high: float, threads: int) -> list[Tensor]:
     """Error feedback, exact top-k, SignTwoLevel codes and residual correction in one pass over memory.
 
     Args:
