@@ -9,6 +9,7 @@ import torch
 
 from sparseloco import DivergenceError, presets, sections, sgd
 from sparseloco.compress import Dense, TopK
+from sparseloco.kernels import codec
 from sparseloco.sections import (
     PackedSection,
     pack_section,
@@ -76,7 +77,8 @@ def test_sections_are_found_from_the_tables_alone(coding: Coding, monkeypatch: p
     pieces = {j: pack_section(rows, sent.blocks[j], coding) for j, rows in blocks.items()}
     body = encode(envelope_of(sent), RUN, coding)[HEADER_BYTES:]
     assert body == b"".join(pieces.values())
-    for name in ("unpack", "decode_gaps", "_as_floats"):
+    monkeypatch.setattr(codec, "decode", forbidden)
+    for name in ("unpack", "_as_floats"):
         monkeypatch.setattr(sections, name, forbidden)
     assert section_lengths(blocks, body, coding) == [len(piece) for piece in pieces.values()]
     if coding == Coding.FIXED:
@@ -98,8 +100,8 @@ def test_recoding_makes_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
     for j, rows in specs_by_block(sent.specs).items():
         fixed, compact = (pack_section(rows, sent.blocks[j], coding) for coding in Coding)
         with monkeypatch.context() as patch:
-            patch.setattr(sections, "decode_gaps", forbidden)
-            patch.setattr(sections, "encode_gaps", forbidden)
+            patch.setattr(codec, "decode", forbidden)
+            patch.setattr(codec, "encode", forbidden)
             assert recode_section(rows, fixed, Coding.FIXED, Coding.COMPACT) == compact
             assert recode_section(rows, compact, Coding.COMPACT, Coding.FIXED) == fixed
             assert recode_section(rows, memoryview(fixed), Coding.FIXED, Coding.FIXED) == fixed
@@ -118,7 +120,7 @@ def test_the_check_of_an_inbox_unpacks_floats_only(compressor: Any, monkeypatch:
     broken: dict[int, Any] = dict(packed.sections)
     scale = next(name for name in packed.sections[1].floats())
     broken[1] = {**packed.blocks[1], scale: torch.full_like(packed.blocks[1][scale], torch.nan)}
-    monkeypatch.setattr(sections, "decode_gaps", forbidden)
+    monkeypatch.setattr(codec, "decode", forbidden)
     monkeypatch.setattr(sections, "unpack", forbidden)
     channel.check_finite([envelope_of(packed)], state)
     with pytest.raises(DivergenceError, match=r"payload of peer 5, round 41, .*=not finite"):
