@@ -165,8 +165,8 @@ class Channel:
             2-norm of the update.
 
         Raises:
-            DivergenceError: if an outer step would leave the range of numbers; the same at every peer. Other tensors, and
-                chunks of the one it names, may have been stepped by then, so go on from a saved state.
+            DivergenceError: if an outer step would leave the range of numbers; the same at every peer. Other tensors,
+                and chunks of the one it names, may have been stepped by then, so go on from a saved state.
         """
         done = fast.settle_(self, inbox, state, live, outer=outer, merge=merge, snapshot=snapshot, step=step)
         if done.failed is not None:

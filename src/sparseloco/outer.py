@@ -52,9 +52,7 @@ class Sgd:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: must be at least 0; use 0 for none")
 
     def fixed_step(self, step: int) -> FixedStep:
-        return FixedStep(
-            _float32(value_at(self.lr, step)), _float32(self.momentum), self.nesterov, self.weight_decay
-        )
+        return FixedStep(_float32(value_at(self.lr, step)), _float32(self.momentum), self.nesterov, self.weight_decay)
 
     def step_(self, anchor: Tensor, update: Tensor, state: OuterState, step: int) -> None:
         lr, mu, _, weight_decay = self.fixed_step(step)

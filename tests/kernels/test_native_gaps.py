@@ -54,7 +54,13 @@ def position_sets(chunks: int, kept: int, chunk_size: int) -> list[list[list[int
     mixed = first[: kept // 2] + last[kept // 2 :]
     generator = torch.Generator().manual_seed(chunks * kept)
     random = random_positions(chunks, kept, chunk_size, generator)
-    return [random, [first] * chunks, [last] * chunks, [mixed] * chunks, [[first, last, mixed][n % 3] for n in range(chunks)]]
+    return [
+        random,
+        [first] * chunks,
+        [last] * chunks,
+        [mixed] * chunks,
+        [[first, last, mixed][n % 3] for n in range(chunks)],
+    ]
 
 
 @any_set
@@ -82,7 +88,9 @@ def test_the_widths_of_the_format() -> None:
 
 @any_set
 @any_coding
-@pytest.mark.parametrize(("rows", "cols", "k"), [(1, 64, 1), (5, 384, 6), (40, 4096, 64), (3, 40_000, 77), (9, 512, 512)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "k"), [(1, 64, 1), (5, 384, 6), (40, 4096, 64), (3, 40_000, 77), (9, 512, 512)]
+)
 def test_parts_of_a_section_come_back(instruction_set: str, coding: int, rows: int, cols: int, k: int) -> None:
     use(instruction_set)
     parts = TopK(k=k, chunk_size=cols).encode(heavy_tailed((rows, cols), 3), {}, key=0)
@@ -206,7 +214,9 @@ def test_each_fault_says_what_it_is(instruction_set: str) -> None:
 
 
 @any_set
-@pytest.mark.parametrize(("bits", "good"), [(0, True), (0x7CF0, True), (0x7CF1, False), (0x7F80, False), (0x8000, False)])
+@pytest.mark.parametrize(
+    ("bits", "good"), [(0, True), (0x7CF0, True), (0x7CF1, False), (0x7F80, False), (0x8000, False)]
+)
 def test_scales_up_to_the_largest(instruction_set: str, bits: int, good: bool) -> None:
     use(instruction_set)
     section = sample(FIXED)

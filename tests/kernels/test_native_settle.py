@@ -137,7 +137,9 @@ class Round:
         case = self.case
         own = case.seed if case.values == "same places" else 1000 * case.seed + peer
         scale = {"zeros": 0.0, "subnormal": 1e-39, "large": 1e30}.get(case.values, 0.1)
-        ends = [t.float() - scale * heavy_tailed(tuple(t.shape), own + i, torch.float32) for i, t in enumerate(self.start)]
+        ends = [
+            t.float() - scale * heavy_tailed(tuple(t.shape), own + i, torch.float32) for i, t in enumerate(self.start)
+        ]
         sources = [
             Source([self.state.anchor[j] for j in span], end.to(case.dtype))
             for span, end in zip(self.state.spans, ends, strict=True)
@@ -148,9 +150,7 @@ class Round:
             for j in payload.blocks:
                 payload.blocks[j]["code"].random_(0, 4, generator=generator)
                 payload.blocks[j]["scale"][::2] = 0.0  # minus zero is a value, too
-        return Envelope(
-            key=Key(0, 0), peer=peer, weight=weight, fingerprint="0" * 16, digest="0" * 32, payload=payload
-        )
+        return Envelope(key=Key(0, 0), peer=peer, weight=weight, fingerprint="0" * 16, digest="0" * 32, payload=payload)
 
     def coding_of(self, peer: int) -> int:
         return {"fixed": FIXED, "compact": COMPACT, "mixed": peer % 2}[self.case.coding]

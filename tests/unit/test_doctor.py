@@ -16,6 +16,7 @@ HEALTHY: dict[str, Any] = {
     "devices": {"cuda": ["a GPU"], "mps": False, "fast_bf16": True},
     "threads": {"usable_cores": 8, "torch": 8, "OMP_NUM_THREADS": None},
     "compiler": {"found": True, "version": "c++ 12"},
+    "kernels": {"path": "avx2"},
     "disk": {"free_here_bytes": 1e12},
     "cache": {"folder": "cache", "writable": True, "free_bytes": 1e12},
     "speed": {"encode_values_per_s": 2e8},
@@ -50,6 +51,7 @@ def test_findings_say_what_is_slow_and_why() -> None:
     assert "bfloat16" in whats(devices={"fast_bf16": False})
     assert "threads" in whats(threads={"torch": 1, "OMP_NUM_THREADS": "1"})
     assert "compiler" in whats(compiler={"found": False})
+    assert "kernels" in whats(kernels={"path": "torch"})
     assert "encoding" in whats(speed={"encode_values_per_s": 1e6})
     assert "no GPU" in whats(devices={"cuda": []})
     assert whats(devices={"cuda": [], "mps": True}) == ["GPU"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparseloco import __version__, presets
+from sparseloco import __version__, kernels, presets
 from sparseloco.data.cache import default_cache_dir
 from sparseloco.report import units
 from sparseloco.settings import has_fast_bf16
@@ -54,6 +54,7 @@ def examine() -> dict[str, Any]:
         "devices": _devices(),
         "threads": _threads(),
         "compiler": _compiler(),
+        "kernels": _kernels(),
         "disk": _disk(),
         "cache": _cache(),
         "speed": _speed(),
@@ -103,13 +104,21 @@ def findings(found: dict[str, Any]) -> Iterator[Finding]:
         )
     if not found["compiler"]["found"]:
         yield Finding(
-            "compiler", "none is installed, so torch.compile cannot be used", "install gcc or clang to try it"
+            "compiler",
+            "none is installed, so torch.compile cannot be used and installing builds no native kernels",
+            "install gcc or clang, then install sparseloco again",
+        )
+    if found["kernels"]["path"] == "torch":
+        yield Finding(
+            "kernels",
+            "the native ones are not installed or switched off, so encoding and settling run in plain PyTorch",
+            "install a C++ compiler, then sparseloco again; `sparseloco bench` shows what that gains",
         )
     if found["speed"]["encode_values_per_s"] < 1e8:
         speed = units.count(found["speed"]["encode_values_per_s"])
         yield Finding(
             "encoding",
-            f"SparseLoCo encodes {speed} values/s here, in plain PyTorch; per round that is once the model's size",
+            f"SparseLoCo encodes {speed} values/s here; per round that is once the model's size",
             "raise inner_steps if the share of time in sync is too high",
         )
 
@@ -166,6 +175,10 @@ def _compiler() -> dict[str, Any]:
         return {"found": False, "version": None}
     ended = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     return {"found": True, "version": (ended.stdout.splitlines() or [None])[0]}
+
+
+def _kernels() -> dict[str, Any]:
+    return {"path": kernels.path()}
 
 
 def _disk() -> dict[str, Any]:

@@ -1,1 +1,5 @@
 """Fast paths for the codec; the torch code in ``compress`` is the definition, and their bits are equal."""
+
+from sparseloco.kernels.fast import path
+
+__all__ = ["path"]

@@ -1,12 +1,14 @@
 """Which blocks a kernel takes: the one place where :class:`sparseloco.channel.Channel` asks for speed.
 
-Both functions do what the channel's own code does, with equal bits, for the blocks of the tensors they can handle:
-tiles or chunks of float32 and bfloat16 parameters on the CPU, ``TopK`` with ``SignTwoLevel``. The channel does the rest.
+They do what the channel's own code does, with equal bits, for the tensors they can handle: float32 and bfloat16
+parameters on the CPU, as tiles or chunks, with ``TopK`` and ``SignTwoLevel``. The channel does the rest.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -37,10 +39,16 @@ class Settled(NamedTuple):
     failed: int | None
 
 
+def path() -> str:
+    """What encodes and settles on the CPU: the name of an instruction set, or ``torch`` for the definition."""
+    return native.instruction_set() if native.available() else "torch"
+
+
 def max_magnitudes(tensors: Sequence[Tensor]) -> list[float]:
     """Largest magnitude of each tensor, of any type; infinity where one is NaN, 0 for an empty one."""
     fast = [i for i, tensor in enumerate(tensors) if native.available() and native.takes_magnitude(tensor)]
-    found = dict(zip(fast, native.max_magnitudes([tensors[i] for i in fast], threads=_threads()), strict=True))
+    magnitudes = native.max_magnitudes([tensors[i] for i in fast], threads=_threads()) if fast else ()
+    found = dict(zip(fast, magnitudes, strict=True))
     return [found[i] if i in found else _max_magnitude(tensor) for i, tensor in enumerate(tensors)]
 
 
@@ -60,6 +68,8 @@ def encode(channel: Channel, sources: Sequence[Source], state: ChannelState) -> 
             channel.layout, source.end, source.start, residual, k=top_k.k, chunk_size=top_k.chunk_size
         )
         blocks.update(zip(span, found or (), strict=False))
+    if not blocks:
+        return {}
     sections = native.encode(
         list(blocks.values()),
         decay=channel.feedback.decay,
@@ -105,10 +115,24 @@ def settle_(
 
 
 def _two_level(channel: Channel) -> SignTwoLevel | None:
-    """The value code that the kernels know, if this channel uses it."""
+    """The value code that the kernels know, if this channel uses it and they are there."""
     compressor = channel.compressor
-    known = native.available() and isinstance(compressor, TopK) and isinstance(compressor.values, SignTwoLevel)
-    return compressor.values if known else None  # pyright: ignore[reportAttributeAccessIssue]
+    if not isinstance(compressor, TopK) or not isinstance(compressor.values, SignTwoLevel):
+        return None
+    if not native.available():
+        _say_once_what_is_missing()
+        return None
+    return compressor.values
+
+
+@cache
+def _say_once_what_is_missing() -> None:
+    if not native.built():
+        warnings.warn(
+            "native kernels=not installed: SparseLoCo must encode in plain PyTorch, some ten times slower, with the "
+            "same bits; install a C++ compiler, then sparseloco again",
+            stacklevel=2,
+        )
 
 
 def _plan(
@@ -159,9 +183,7 @@ def _settle_jobs(
         if plan.momentum and inbox:
             velocity = state.outer[j].setdefault("velocity", torch.zeros_like(block.start))
         jobs.append(
-            native_settle.SettleJob(
-                block.start, block.live, block.geometry, block.kept, sections, velocity, snapshot
-            )
+            native_settle.SettleJob(block.start, block.live, block.geometry, block.kept, sections, velocity, snapshot)
         )
     return jobs
 

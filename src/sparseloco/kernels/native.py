@@ -52,6 +52,11 @@ class EncoderBlock(NamedTuple):
         return _native.section_bytes(self.geometry.num_chunks, self.kept, self.geometry.chunk_size)
 
 
+def built() -> bool:
+    """Whether this installation has the native kernels."""
+    return _native is not None
+
+
 def available() -> bool:
     """Whether the native kernels are built, and not switched off."""
     return _native is not None and _native.setting("SPARSELOCO_KERNELS") != "torch"
