@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseloco.bits import check_packed, pack_array, unpack
+from sparseloco.bits import pack_array, unpack
 from sparseloco.errors import ConfigError, WireError
 from sparseloco.types import Coding
 
@@ -131,7 +131,6 @@ def decode_gaps(data: Bytes, chunks: int, kept: int, chunk_size: int, coding: Co
     streams = _split(data, shape, coding)
     if not shape.groups:
         return np.empty((chunks, kept), np.int32)
-    check_packed(streams.low, shape.width, chunks * kept)
     one_NK, start_G = _ones(streams, shape)
     # Every chunk begins behind the last one bit of the chunk before it, or with its group.
     begin_N = np.empty(chunks, np.int64)

@@ -44,13 +44,13 @@ def encode(envelope: Envelope, run_id: bytes = bytes(8), coding: Coding = Coding
         DivergenceError: if a float is not finite; no reader would take such a frame.
     """
     payload = envelope.payload
-    try:
-        sections = [
-            section_as_bytes(specs, payload.sections[block], coding)
-            for block, specs in specs_by_block(payload.specs).items()
-        ]
-    except DivergenceError as error:
-        raise DivergenceError(f"peer {envelope.peer}, round {envelope.key.round}, {error}") from None
+    sections: list[bytes | memoryview] = []
+    for block, specs in specs_by_block(payload.specs).items():
+        try:
+            sections.append(section_as_bytes(specs, payload.sections[block], coding))
+        except DivergenceError as error:
+            where = f"peer {envelope.peer}, round {envelope.key.round}, block {block}"
+            raise DivergenceError(f"{where}, {error}") from None
     header = _HEADER.pack(
         MAGIC,
         VERSION,

@@ -15,7 +15,7 @@ from tests.contracts.cases import heavy_tailed
 
 @st.composite
 def packed_values(draw: st.DrawFn) -> tuple[int, list[int]]:
-    bits = draw(st.integers(1, 32))
+    bits = draw(st.integers(0, 32))
     return bits, draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
 
 
@@ -28,7 +28,7 @@ def test_unpack_undoes_pack(case: tuple[int, list[int]]) -> None:
     assert unpack(data, bits, len(values)).tolist() == values
 
 
-@pytest.mark.parametrize("bits", range(1, 33))
+@pytest.mark.parametrize("bits", range(33))
 def test_every_width_and_length(bits: int) -> None:
     generator = torch.Generator().manual_seed(bits)
     for count in range(41):
@@ -61,6 +61,13 @@ def test_a_wrong_size_is_refused(size: int, bits: int, count: int) -> None:
     with pytest.raises(WireError) as caught:
         unpack(np.zeros(size, dtype=np.uint8), bits, count)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(("data", "bits", "count", "padding"), [([0x80], 1, 7, "0x1"), ([1, 0x30], 5, 2, "0xc")])
+def test_bits_behind_the_last_value_are_refused(data: list[int], bits: int, count: int, padding: str) -> None:
+    with pytest.raises(WireError) as caught:
+        unpack(np.array(data, dtype=np.uint8), bits, count)
+    assert str(caught.value) == f"padding={padding}: must be zero behind the last of {count} values; refuse it"
 
 
 # -- digests ---------------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from sparseloco import ConfigError, DivergenceError, Loopback, Replica, presets, sgd, synchronize
+from sparseloco import ConfigError, DivergenceError, Loopback, Replica, presets, sgd, synchronize, wire
 from sparseloco.schedule import WarmupCosine
 from sparseloco.simulate import Cohort
-from sparseloco.types import TensorSpec
+from sparseloco.types import Coding, Envelope, TensorSpec
 from tests import toy
 
 SPECS = [TensorSpec("w", (4, 4), torch.float32)]
@@ -124,6 +124,28 @@ def test_a_mean_is_counted_as_in_a_ring() -> None:
     cohort.settle()
     body = 4 * sum(p.numel() for p in cohort.model.parameters())
     assert cohort.transport.traffic(0) == (72 + body, 2 * 72 + 2 * body * 2 // 3)
+
+
+def test_compact_frames_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of different peers differ in size; each peer receives what the others really send."""
+    sizes: dict[int, int] = {}
+    encode = wire.encode
+
+    def counted(envelope: Envelope, *, coding: Coding) -> bytes:
+        frame = encode(envelope, coding=coding)
+        sizes[envelope.peer] = len(frame)
+        assert coding == Coding.COMPACT
+        return frame
+
+    monkeypatch.setattr(wire, "encode", counted)
+    cohort = Cohort(toy.net(), presets.sparseloco(inner_steps=1, k=40, tile=64, inner=sgd(0.1)), 3)
+    for peer in range(3):
+        with cohort.turn(peer):
+            toy.loss_of(cohort.model, toy.batch(1, peer)).backward()
+            cohort.advance(peer)
+    cohort.settle()
+    total = sum(sizes.values())
+    assert [cohort.transport.traffic(p) for p in range(3)] == [(sizes[p], total - sizes[p]) for p in range(3)]
 
 
 def test_only_the_replica_on_the_stage_advances() -> None:

@@ -125,7 +125,7 @@ def test_a_payload_that_is_not_finite_is_not_sent(number: float) -> None:
     with pytest.raises(DivergenceError) as caught:
         encode(replace(good, payload=replace(good.payload, sections={0: parts})))
     assert str(caught.value) == (
-        "peer 5, round 41, part value=not finite: must be finite (below 1e+37) to leave its replica; "
+        "peer 5, round 41, block 0, part value=not finite: must be finite (below 1e+37) to leave its replica; "
         "lower the learning rate"
     )
 

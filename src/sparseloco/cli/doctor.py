@@ -34,7 +34,7 @@ EXTRAS = {
 }
 """Extra -> the package that shows whether it is installed."""
 
-_PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "msgspec", "safetensors")
+_PACKAGES = ("torch", "numpy", "xxhash", "transformers", "tokenizers", "msgspec", "safetensors")
 _PROBE_SIDE = 1024
 _LOW_DISK_BYTES = 5e9
 
