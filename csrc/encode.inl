@@ -132,8 +132,7 @@ void encode_group(const EncodeJob& job, const Walk& walk, const EncodeRule& rule
     const int64_t first = number * section.group;
     const int64_t count = section.chunks - first < section.group ? section.chunks - first : section.group;
     const int64_t slot = section.slot_bytes(count), chunk = section.chunk;
-    std::memset(s.unary, 0, size_t(slot));
-    GroupWriter out{{s.low}, {s.code}, {reinterpret_cast<uint64_t*>(s.unary)}};
+    GroupWriter out{{s.low}, {s.code}, {s.unary}};
     for (int64_t n = first; n < first + count; ++n) {
         float* residual = feedback<true, T>(job, walk, s, n, rule.decay);
         if (n + 1 < section.chunks && job.residual) prefetch_head(job, n + 1);
@@ -143,6 +142,8 @@ void encode_group(const EncodeJob& job, const Walk& walk, const EncodeRule& rule
         if (walk.copy_all && job.residual) std::memcpy(job.residual + n * chunk, residual, size_t(chunk) * 4);
         append_gaps(out, s.index, section);
     }
+    const uint8_t* end = out.unary.next + (out.unary.fill ? 1 : 0);
+    std::memset(s.unary + (end - s.unary), 0, size_t(slot - (end - s.unary)));
     std::memcpy(job.out + section.low_bytes(first), s.low, size_t(section.low_bytes(count)));
     std::memcpy(job.out + section.unary_at() + number * section.slot_bytes(section.group), s.unary, size_t(slot));
     std::memcpy(job.out + section.code_at() + section.code_bytes(first), s.code, size_t(section.code_bytes(count)));

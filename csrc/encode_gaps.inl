@@ -19,24 +19,8 @@ struct BitWriter {
     }
 };
 
-// Ones of the unary stream, at growing positions of memory that holds zeros.
-struct UnaryWriter {
-    uint64_t* words;
-    uint64_t word = 0;
-    int64_t current = 0, end = 0;  // word in hand; position behind the last one
-
-    void append(int64_t zeros) {
-        const int64_t at = end + zeros, w = at >> 6;
-        word = (w == current ? word : 0) | uint64_t(1) << (at & 63);
-        words[w] = word;
-        current = w;
-        end = at + 1;
-    }
-};
-
 struct GroupWriter {
-    BitWriter low, code;
-    UnaryWriter unary;
+    BitWriter low, code, unary;
 };
 
 #if defined(ISA_SCALAR)
@@ -68,14 +52,36 @@ inline void append_low(BitWriter& out, const uint16_t* index, int64_t kept, int 
 }
 #endif
 
+inline uint32_t gap_at(const uint16_t* index, int64_t j) { return uint16_t(index[j] - index[j - 1] - 1); }
+
+// `zeros` zero bits, then a one.
+inline void append_unary(BitWriter& out, uint32_t zeros) {
+    for (; zeros > 55; zeros -= 55) out.append(0, 55);
+    out.append(uint64_t(1) << zeros, int(zeros) + 1);
+}
+
+inline void append_upper(BitWriter& out, const uint16_t* index, int64_t kept, int bits) {
+    int64_t j = 0;
+    for (; j + 4 <= kept; j += 4) {
+        // Places of four ones behind each other, made at once: the writer is one long chain of dependent steps.
+        const uint32_t a = gap_at(index, j) >> bits, b = a + 1 + (gap_at(index, j + 1) >> bits);
+        const uint32_t c = b + 1 + (gap_at(index, j + 2) >> bits), d = c + 1 + (gap_at(index, j + 3) >> bits);
+        if (d < 56) {
+            const uint64_t one = 1;
+            out.append(one << a | one << b | one << c | one << d, int(d) + 1);
+        } else {
+            for (int64_t i = j; i < j + 4; ++i) append_unary(out, gap_at(index, i) >> bits);
+        }
+    }
+    for (; j < kept; ++j) append_unary(out, gap_at(index, j) >> bits);
+}
+
 // Writes the gaps of one chunk; `index` holds its positions, with room before and behind them.
 inline void append_gaps(GroupWriter& out, uint16_t* index, const FixedSection& section) {
     index[-1] = 0xffff;  // -1
     const int bits = section.low_bits;
     if (bits) append_low(out.low, index, section.kept, bits);
-    UnaryWriter unary = out.unary;
-    for (int64_t j = 0; j < section.kept; ++j) unary.append(uint16_t(index[j] - index[j - 1] - 1) >> bits);
-    out.unary = unary;
+    append_upper(out.unary, index, section.kept, bits);
 }
 
 }  // namespace sparseloco::ISA_NAMESPACE
