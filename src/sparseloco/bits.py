@@ -6,7 +6,7 @@ least-significant bit first, one after another without gaps; the last byte is fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,13 +138,15 @@ def _odd_factors(number: Tensor) -> Tensor:
     return mix64(number) | 1
 
 
-def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
-    """Sum of the lanes of many tensors, each salted with its name."""
+def digest_tensors(
+    named: Sequence[tuple[str, Tensor]], lanes: Callable[[Tensor, int], tuple[int, int]] = digest_lanes
+) -> tuple[int, int]:
+    """Sum of the lanes of many tensors, each salted with its name; ``lanes`` may be a faster way to the same sums."""
     total = [0, 0]
     for name, tensor in named:
         salt = derive_key(*name.encode()) & ((1 << 40) - 1)
         matrix = tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        for lane, value in enumerate(digest_lanes(matrix, salt << 20)):
+        for lane, value in enumerate(lanes(matrix, salt << 20)):
             total[lane] += value
     return total[0], total[1]
 

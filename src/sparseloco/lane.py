@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
-from sparseloco.bits import digest_tensors, hex_digest
+from sparseloco.bits import hex_digest
 from sparseloco.channel import Channel, ChannelState
 from sparseloco.errors import CheckpointError
+from sparseloco.kernels import digest_tensors
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd

@@ -20,7 +20,7 @@ class Replace:
     needs_snapshot: ClassVar[bool] = False
 
     def fixed(self) -> FixedMerge | None:
-        return FixedMerge(0.0)
+        return FixedMerge("replace")
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         return anchor
@@ -45,7 +45,7 @@ class Blend:
             raise ConfigError(f"alpha={self.alpha!r}: must be between 0 and 1; use 0 to take the anchor alone")
 
     def fixed(self) -> FixedMerge | None:
-        return FixedMerge(self.alpha)
+        return FixedMerge("blend", self.alpha)
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         mixed = anchor.to(torch.float64).mul(1 - self.alpha).add_(live.to(torch.float64, copy=True).mul_(self.alpha))
@@ -64,7 +64,7 @@ class Carry:
     needs_snapshot: ClassVar[bool] = True
 
     def fixed(self) -> FixedMerge | None:
-        return FixedMerge(1.0, carry=True)
+        return FixedMerge("carry")
 
     def __call__(self, anchor: Tensor, live: Tensor, snapshot: Tensor | None) -> Tensor:
         assert snapshot is not None

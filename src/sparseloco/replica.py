@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
-from sparseloco.bits import digest_tensors, hex_digest
+from sparseloco.bits import hex_digest
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
+from sparseloco.kernels import digest_tensors
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.reduce import check_weight

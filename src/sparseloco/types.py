@@ -9,7 +9,7 @@ import enum
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -242,10 +242,16 @@ class OuterOptimizer(Protocol):
 
 
 class FixedMerge(NamedTuple):
-    """A merge that kernels know: ``(1 - alpha) * anchor + alpha * live``, or ``anchor + (live - snapshot)``."""
+    """A merge that kernels know.
 
-    alpha: float
-    carry: bool = False
+    Attributes:
+        kind: ``replace``: the anchor; ``blend``: ``(1 - alpha) * anchor + alpha * live``; ``carry``:
+            ``anchor + (live - snapshot)``.
+        alpha: For ``blend``.
+    """
+
+    kind: Literal["replace", "blend", "carry"]
+    alpha: float = 0.0
 
 
 class Merge(Protocol):

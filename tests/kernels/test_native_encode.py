@@ -21,9 +21,10 @@ from sparseloco.reduce import Mean
 from sparseloco.types import Payload, Source, TensorSpec
 from tests.kernels.fixed_section import fixed_section
 
-pytestmark = pytest.mark.skipif(
+needs_native = pytest.mark.skipif(
     not native.available(), reason="the native kernels are not built (tools/native.sh) or are switched off"
 )
+pytestmark = [needs_native, pytest.mark.usefixtures("definition")]
 
 
 @dataclass(frozen=True)

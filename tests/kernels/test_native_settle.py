@@ -32,7 +32,7 @@ from tests.kernels.reference import (
     use,
 )
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.usefixtures("definition")]
 
 # Layouts with a shape that has whole, ragged, narrow and several groups of chunks; windows that end inside a row.
 PLACES: dict[str, tuple[Layout, int, tuple[int, ...]]] = {

@@ -1,5 +1,5 @@
 """Fast paths for the codec; the torch code in ``compress`` is the definition, and their bits are equal."""
 
-from sparseloco.kernels.fast import path
+from sparseloco.kernels.fast import digest_tensors, path
 
-__all__ = ["path"]
+__all__ = ["digest_tensors", "path"]

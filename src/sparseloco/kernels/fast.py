@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sparseloco import bits
 from sparseloco.compress.topk import TopK
 from sparseloco.compress.values import SignTwoLevel
 from sparseloco.kernels import native, native_settle
@@ -42,6 +43,17 @@ class Settled(NamedTuple):
 def path() -> str:
     """What encodes and settles on the CPU: the name of an instruction set, or ``torch`` for the definition."""
     return native.instruction_set() if native.available() else "torch"
+
+
+def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
+    """:func:`sparseloco.bits.digest_tensors`, by the native kernel for what it takes."""
+    return bits.digest_tensors(named, _digest_lanes)
+
+
+def _digest_lanes(block: Tensor, salt: int) -> tuple[int, int]:
+    if native.available() and block.device.type == "cpu":
+        return native_settle.digest_lanes(block, salt, threads=_threads())
+    return bits.digest_lanes(block, salt)
 
 
 def max_magnitudes(tensors: Sequence[Tensor]) -> list[float]:
@@ -151,7 +163,7 @@ def _plan(
         momentum=sgd.momentum,
         nesterov=sgd.nesterov,
         weight_decay=sgd.weight_decay,
-        merge="carry" if rule.carry else "blend" if rule.alpha else "replace",
+        merge=rule.kind,
         alpha=rule.alpha,
     )
 
