@@ -97,7 +97,9 @@ def _decodes(case: Case, problems: dict[str, Problem], used: dict[str, paths.Pat
     calls: Calls = {name: _bind(path.decode_apply, problems[name], frames) for name, path in used.items()}
     if PLAIN in problems:
         anchor, live, _ = problems[PLAIN].matrices
-        calls[PLAIN] = _bind(_pipeline(case).decode_apply, [message(first, peer) for peer in range(count)], anchor, live)
+        calls[PLAIN] = _bind(
+            _pipeline(case).decode_apply, [message(first, peer) for peer in range(count)], anchor, live
+        )
     if LIMIT in problems:
         anchor, live, _ = problems[LIMIT].matrices
         calls[LIMIT] = _bind(limits.apply_pass, anchor, live, 1e-3)
