@@ -16,6 +16,8 @@ from sparseloco.errors import ConfigError
 
 STRAWMAN = 30.0
 """Times the limit that the baseline may take."""
+STRAWMAN_PEERS = 8
+"""Most payloads for which that is asked: the limit of decode does not grow with their number, the work does."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -72,6 +74,10 @@ def ratios(times: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         )
         for name in ("encode", *decodes)
     }
+    found |= {
+        f"{name.replace('decode', 'decode_speedup')}_two_scatters": _ratio(times[name], grid.TWO_SCATTERS, grid.FAST)
+        for name in decodes
+    }
     found["plain_over_limit"] = {name: _ratio(times[name], grid.PLAIN, grid.LIMIT) for name in ("encode", *decodes)}
     return found
 
@@ -82,7 +88,12 @@ def check_baseline(plain_over_limit: Mapping[str, float]) -> None:
     Raises:
         ConfigError: naming the operation that takes longest against its limit.
     """
-    name, worst = max(plain_over_limit.items(), key=lambda item: item[1])
+    asked = {
+        name: times
+        for name, times in plain_over_limit.items()
+        if not name.startswith("decode_r") or int(name.removeprefix("decode_r")) <= STRAWMAN_PEERS
+    }
+    name, worst = max(asked.items(), key=lambda item: item[1])
     if worst > STRAWMAN:
         raise ConfigError(
             f"plain_over_limit[{name}]={worst:.1f}: must be at most {STRAWMAN:g}, or the baseline is a strawman and no "

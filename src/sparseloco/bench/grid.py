@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from sparseloco.bench import limits, paths, plain
@@ -13,6 +14,8 @@ from sparseloco.bench.problem import Case, Problem
 FAST, DEFINITION, PLAIN, LIMIT = "fast", "definition", "plain", "limit"
 VARIANTS = (FAST, DEFINITION, PLAIN, LIMIT)
 """Keys of the output: this machine's path, plain torch as definition, the baseline, the memory passes."""
+TWO_SCATTERS = "plain_two_scatters"
+"""The baseline again with a faster mean; measured wherever the baseline decodes."""
 
 Calls = dict[str, Callable[[], object]]
 
@@ -97,9 +100,9 @@ def _decodes(case: Case, problems: dict[str, Problem], used: dict[str, paths.Pat
     calls: Calls = {name: _bind(path.decode_apply, problems[name], frames) for name, path in used.items()}
     if PLAIN in problems:
         anchor, live, _ = problems[PLAIN].matrices
-        calls[PLAIN] = _bind(
-            _pipeline(case).decode_apply, [message(first, peer) for peer in range(count)], anchor, live
-        )
+        messages = [message(first, peer) for peer in range(count)]
+        calls[PLAIN] = _bind(_pipeline(case).decode_apply, messages, anchor, live)
+        calls[TWO_SCATTERS] = _bind(replace(_pipeline(case), two_scatters=True).decode_apply, messages, anchor, live)
     if LIMIT in problems:
         anchor, live, _ = problems[LIMIT].matrices
         calls[LIMIT] = _bind(limits.apply_pass, anchor, live, 1e-3)

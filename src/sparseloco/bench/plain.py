@@ -6,8 +6,11 @@ Every call makes one pass over memory; nothing is fused.
 
 It must not be slower than such a pipeline has to be, or a comparison with it says nothing. So it leaves out what
 published code does for convenience: nothing is kept as int64 that need not be, the sender decodes from what it has
-instead of unpacking its own bytes, the finite check is one sum, and tensors are reused where a call can write into
-one. The bench refuses to report if it takes more than 30 times the limit.
+instead of unpacking its own bytes, the finite check is one sum, and calls write into memory that is there already.
+The bench fails if it takes more than 30 times the limit.
+
+``scatter_reduce`` with a mean is what published code calls, and what speed is compared with. Two ``scatter_add`` and
+a division give the same mean in less than half the time on CPUs, so that form is measured beside it.
 
 Shapes: N chunks, C = 4096 values in a chunk, K kept values.
 """
@@ -53,11 +56,13 @@ class PlainPipeline:
         k: Values kept per tile; even, since two positions share three bytes.
         decay: Share of the residual carried into the next round.
         lr: Outer learning rate.
+        two_scatters: Take the mean by two ``scatter_add`` and a division instead of one ``scatter_reduce``.
     """
 
     k: int = 64
     decay: float = 0.95
     lr: float = 1.0
+    two_scatters: bool = False
 
     def encode(self, start: Tensor, live: Tensor, residual: Tensor) -> Message:
         """Message of ``start - live`` with error feedback; ``residual`` is updated in place."""
@@ -65,7 +70,7 @@ class PlainPipeline:
         e_NC = tiles(residual)
         index_NK = e_NC.abs().topk(self.k, dim=1, sorted=False).indices
         codes, lookup = quantize(e_NC.gather(1, index_NK))
-        sent_NC = torch.zeros_like(e_NC).scatter_(1, index_NK, lookup[codes.to(torch.int32)])
+        sent_NC = torch.zeros_like(e_NC).scatter_(1, index_NK, dequantize(codes, lookup))
         tiled_view(residual).sub_(tile_grid(sent_NC, residual.shape))
         return Message(pack_12_bits(index_NK), codes, lookup)
 
@@ -75,14 +80,24 @@ class PlainPipeline:
         Raises:
             FloatingPointError: if the mean is not finite.
         """
-        index = torch.cat([unpack_12_bits(message.positions) for message in messages], dim=1)
-        value = torch.cat([message.lookup[message.codes.to(torch.int32)] for message in messages], dim=1)
+        index, value = gathered(messages)
         mean_NC = torch.zeros(index.shape[0], TILE * TILE)
-        mean_NC.scatter_reduce_(1, index, value, reduce="mean", include_self=False)
+        if self.two_scatters:
+            count_NC = torch.zeros_like(mean_NC).scatter_add_(1, index, torch.ones_like(value))
+            mean_NC.scatter_add_(1, index, value).div_(count_NC.clamp_(min=1))
+        else:
+            mean_NC.scatter_reduce_(1, index, value, reduce="mean", include_self=False)
         if not bool(mean_NC.sum().isfinite()):
             raise FloatingPointError("mean of the messages is not finite")
         tiled_view(anchor).sub_(tile_grid(mean_NC, anchor.shape), alpha=self.lr)
         live.copy_(anchor)
+
+
+def gathered(messages: Sequence[Message]) -> tuple[Tensor, Tensor]:
+    """Positions (int64) and values (float32) of all messages side by side: ``[N, R * K]`` each."""
+    index = torch.cat([unpack_12_bits(message.positions) for message in messages], dim=1)
+    value = torch.cat([dequantize(message.codes, message.lookup) for message in messages], dim=1)
+    return index, value
 
 
 def quantize(value_NK: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,6 +113,11 @@ def quantize(value_NK: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.zeros(_BINS).scatter_add_(0, codes, flat)
     count = torch.zeros(_BINS).scatter_add_(0, codes, torch.ones_like(flat))
     return codes.to(torch.uint8).view(value_NK.shape), total / count.clamp_(min=1)
+
+
+def dequantize(codes_NK: Tensor, lookup: Tensor) -> Tensor:
+    """Value of each code: float32 ``[N, K]``."""
+    return lookup.index_select(0, codes_NK.flatten().to(torch.int32)).view(codes_NK.shape)
 
 
 def pack_12_bits(index_NK: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def rolled(rows: Tensor, peer: int) -> Tensor:
 
 
 def uniform_sets(num_chunks: int, k: int) -> Tensor:
-    """Positions of ``k`` values in each of ``num_chunks`` chunks, all sets alike likely: int64 ``[N, K]``, ascending."""
+    """Positions of ``k`` values in each of ``num_chunks`` chunks, all sets alike likely: int64 ``[N, K]``."""
     noise = torch.empty(num_chunks, CHUNK).uniform_(generator=torch.Generator().manual_seed(k))
     return top_k_indices(noise, k)
 

@@ -33,10 +33,11 @@ class Settings:
     Args:
         side: Rows and columns of the matrix that headline figures are for; a multiple of 64.
         grid_side: The same for all other cases.
-        ks: Values kept per chunk.
+        ks: Values kept per chunk in the grid; bits are always counted for all of ``K_GRID``.
         dtypes: Types of the parameters.
         threads: Thread counts.
         peers: Payloads that are decoded at once.
+        variants: What is measured in the grid; the headline has all.
         budget_s: Seconds for each variant of each operation, after at least three calls.
     """
 
@@ -46,6 +47,7 @@ class Settings:
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     threads: tuple[int, ...] = (1, 2)
     peers: tuple[int, ...] = (1, 8, 16)
+    variants: tuple[str, ...] = grid.VARIANTS
     budget_s: float = 0.25
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class Settings:
         return cases(self.grid_side, self.ks, self.dtypes)
 
 
-QUICK = Settings(grid_side=1024, ks=(HEADLINE_K,), budget_s=0.25)
+QUICK = Settings(grid_side=1024, ks=(HEADLINE_K,), variants=(grid.FAST, grid.PLAIN, grid.LIMIT), budget_s=0.1)
 """Under a minute on two cores: the headline, and k = 64 with each type and thread count on a small matrix."""
 
 
@@ -101,23 +103,24 @@ def run_child(arguments: Mapping[str, Any], environment: Mapping[str, str], step
                 step(said["step"], count)
     if process.returncode != 0 or result is None:
         raise SparseLocoError(
-            f"bench process={process.returncode}: must end with 0, and did {arguments['job']}; see its own words above, "
-            "and take a smaller --side if memory ran out"
+            f"bench process={process.returncode}: must end with 0, and did {arguments['job']}; "
+            "see its own words above, and take a smaller --side if memory ran out"
         )
     return result
 
 
 def _jobs(settings: Settings) -> list[Job]:
     """Bits first, since they need no quiet machine; then memory, the headline, and the grid by thread count."""
-    shared = {"peers": list(settings.peers), "budget_s": settings.budget_s, "variants": list(grid.VARIANTS)}
-    operations = len(grid.operation_names(settings.peers))
-    headline = Case(settings.side, HEADLINE_K)
     threads = {count: _threads(count) for count in (1, *settings.threads)}
+    headline, grid_cases = [Case(settings.side, HEADLINE_K)], settings.grid_cases()
     return [
-        ({"job": "bits", "side": settings.side, "k": HEADLINE_K, "ks": list(settings.ks)}, threads[1], 2),
+        ({"job": "bits", "side": settings.side, "k": HEADLINE_K, "ks": list(K_GRID)}, threads[1], 2),
         _memory_job(settings, threads[1]),
-        _timing_job([headline], 1, shared, threads[1], operations),
-        *(_timing_job(settings.grid_cases(), count, shared, threads[count], operations) for count in settings.threads),
+        _timing_job(headline, settings, threads[1], threads=1, variants=grid.VARIANTS),
+        *(
+            _timing_job(grid_cases, settings, threads[count], threads=count, variants=settings.variants)
+            for count in settings.threads
+        ),
     ]
 
 
@@ -128,11 +131,12 @@ def _memory_job(settings: Settings, environment: dict[str, str]) -> Job:
 
 
 def _timing_job(
-    some: Sequence[Case], threads: int, shared: Mapping[str, Any], environment: dict[str, str], operations: int
+    some: Sequence[Case], settings: Settings, environment: dict[str, str], *, threads: int, variants: Sequence[str]
 ) -> Job:
     described = [{"side": case.side, "k": case.k, "dtype": case.dtype} for case in some]
-    arguments = {"job": "timings", "cases": described, "threads": threads, **shared}
-    return arguments, environment | TUNED, len(some) * operations
+    arguments = {"job": "timings", "cases": described, "threads": threads, "variants": list(variants)}
+    arguments |= {"peers": list(settings.peers), "budget_s": settings.budget_s}
+    return arguments, environment | TUNED, len(some) * len(grid.operation_names(settings.peers))
 
 
 def _threads(count: int) -> dict[str, str]:

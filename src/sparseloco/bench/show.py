@@ -11,7 +11,15 @@ from rich.text import Text
 from sparseloco.bench import grid
 from sparseloco.report import units
 
-_WORDS = {"plain": "plain PyTorch", "limit": "memory limit", "fast": "this path", "definition": "definition"}
+_WORDS = {
+    grid.LIMIT: "memory limit",
+    grid.FAST: "sparseloco",
+    grid.PLAIN: "plain PyTorch",
+    grid.TWO_SCATTERS: "its two scatters",
+    grid.DEFINITION: "definition",
+}
+_GRID = ("encode", "decode_r8", "decode_r16")
+_GRID_TITLE = "ms per million parameters, and how much faster than plain PyTorch; --json has all rows"
 _CODES = {"sign_two_level": "sign and two levels", "sign_one_level": "sign alone", "statistical": "released"}
 Rows = Sequence[Mapping[str, Any]]
 
@@ -31,7 +39,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     frame = f"{found['bits_per_kept']:.2f} bits per kept value, {found['bits_per_kept_fixed']:.2f} in the fixed coding"
     yield f"frame: {frame}, {units.ratio(found['compression'])} below dense float32"
     temporaries = found["temp_bytes_per_param"]
-    yield f"temporaries: {'not seen on this system' if temporaries is None else f'{temporaries:.2f} bytes'} per parameter"
+    seen = "not seen on this system" if temporaries is None else f"{temporaries:.2f} bytes per parameter"
+    yield f"temporaries: {seen}"
     errors = ", ".join(f"{_CODES.get(name, name)} {error:.3f}" for name, error in found["value_error"].items())
     yield f"error of kept values on real pseudo-gradients: {errors}"
     noise, how = found["noise"], found["how"]
@@ -52,7 +61,7 @@ def by_case(timings: Rows, *, first: int | None = None) -> list[Rows]:
 
 def _headline(rows: Rows, title: str) -> Table:
     times = _times(rows)
-    table = Table("ms per million parameters", *_right(*_WORDS.values(), "over plain", "over limit"), title=title)
+    table = Table("ms per million parameters", *_right(*_WORDS.values(), "against plain", "over limit"), title=title)
     for operation, by_variant in times.items():
         cells = [_number(by_variant.get(variant)) for variant in _WORDS]
         cells += [_factor(by_variant, grid.PLAIN, grid.FAST), _factor(by_variant, grid.FAST, grid.LIMIT)]
@@ -61,11 +70,9 @@ def _headline(rows: Rows, title: str) -> Table:
 
 
 def _grid(some: Sequence[Rows]) -> Table:
-    operations = list(dict.fromkeys(row["operation"] for rows in some for row in rows))
+    operations = [name for name in _GRID if any(row["operation"] == name for row in some[0])]
     titles = [_in_words(operation) for operation in operations]
-    table = Table(
-        "parameters", *_right("threads", "k", *titles), title="ms per million parameters (faster than plain PyTorch)"
-    )
+    table = Table("parameters", *_right("threads", "k", *titles), title=_GRID_TITLE)
     for rows in some:
         times, case = _times(rows), rows[0]
         cells = [
@@ -77,12 +84,13 @@ def _grid(some: Sequence[Rows]) -> Table:
 
 
 def _bits(index: Rows) -> Table:
-    titles = ("k", "log2 C(4096, k) / k", "uniform sets", "over it", "real sets", "over it", "fixed coding")
+    titles = ("k", "log2 C(4096, k) / k", "uniform sets", "over it", "real sets", "over it", "fixed coding", "payload")
     table = Table(*_right(*titles), title="bits of a position")
     real = {row["k"]: row for row in index if row["sets"] == "real"}
     for row in (row for row in index if row["sets"] == "uniform"):
         other = real[row["k"]]
-        cells = (row["bound"], row["index"], row["over_bound"], other["index"], other["over_bound"], row["index_fixed"])
+        cells = [row["bound"], row["index"], row["over_bound"], other["index"], other["over_bound"]]
+        cells += [row["index_fixed"], row["payload"]]
         table.add_row(str(row["k"]), *(f"{cell:.3f}" for cell in cells))
     return table
 

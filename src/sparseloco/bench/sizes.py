@@ -24,6 +24,7 @@ class IndexRow(NamedTuple):
         bound: ``log2 C(4096, k) / k``.
         index: Compact index part with its tables.
         index_fixed: The same in the fixed coding.
+        payload: Compact positions, codes and scales; a frame has its header besides.
     """
 
     sets: str
@@ -31,6 +32,7 @@ class IndexRow(NamedTuple):
     bound: float
     index: float
     index_fixed: float
+    payload: float
 
     @property
     def over_bound(self) -> float:
@@ -48,7 +50,8 @@ def index_rows(ks: Sequence[int]) -> list[IndexRow]:
 def _index_row(sets: str, index_NK: Tensor) -> IndexRow:
     k = index_NK.shape[1]
     bits = [round(8 * paths.index_bytes(index_NK, coding) / index_NK.numel(), 4) for coding in paths.CODINGS]
-    return IndexRow(sets, k, round(log2_binomial(CHUNK, k) / k, 4), *bits)
+    values = sum(8 * spec.nbytes for spec in SignTwoLevel().specs(*index_NK.shape)) / index_NK.numel()
+    return IndexRow(sets, k, round(log2_binomial(CHUNK, k) / k, 4), *bits, round(bits[0] + values, 4))
 
 
 def frame_figures(side: int, k: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,13 @@ def settings(*, quick: bool, side: int | None, plot: Path | None) -> run.Setting
                 'run pip install "sparseloco[plot]" or leave the plot out'
             )
         plot.parent.mkdir(parents=True, exist_ok=True)
+    chosen = replace(chosen, threads=tuple(count for count in chosen.threads if count <= max(1, usable_cores())))
     return chosen if side is None else replace(chosen, side=side, grid_side=side)
+
+
+def usable_cores() -> int:
+    """Cores this process may use; more threads than that would measure the scheduler."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure(chosen: run.Settings, screen: Screen) -> dict[str, Any]:

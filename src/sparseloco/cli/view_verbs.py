@@ -41,18 +41,15 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command(
     "bench",
-    epilog="Examples: sparseloco bench --quick | sparseloco bench --plot bench.png | sparseloco bench --json > bench.json",
+    epilog="Examples: sparseloco bench --quick; sparseloco bench --json > bench.json; "
+    "sparseloco bench --plot bench.png",
 )
 @command
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Measure k = 64 only; under a minute on two cores.")] = False,
     side: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            show_default=False,
-            help="Measure N x N matrices, N a multiple of 64 (4096, most of the grid 2048).",
-        ),
+        typer.Option(metavar="N", show_default=False, help="Rows and columns of all matrices, a multiple of 64."),
     ] = None,
     plot: Annotated[
         Path | None,
