@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparseloco.bench import figures, grid, memory
@@ -38,7 +38,8 @@ class Settings:
         threads: Thread counts.
         peers: Payloads that are decoded at once.
         variants: What is measured in the grid; the headline has all.
-        budget_s: Seconds for each variant of each operation, after at least three calls.
+        budget_s: Seconds for each variant of each operation in the grid, after at least three calls.
+        headline_budget_s: The same for the headline.
     """
 
     side: int = 4096
@@ -49,6 +50,7 @@ class Settings:
     peers: tuple[int, ...] = (1, 8, 16)
     variants: tuple[str, ...] = grid.VARIANTS
     budget_s: float = 0.25
+    headline_budget_s: float = 0.5
 
     def __post_init__(self) -> None:
         cases(self.side, self.ks, self.dtypes)
@@ -111,32 +113,26 @@ def run_child(arguments: Mapping[str, Any], environment: Mapping[str, str], step
 
 def _jobs(settings: Settings) -> list[Job]:
     """Bits first, since they need no quiet machine; then memory, the headline, and the grid by thread count."""
-    threads = {count: _threads(count) for count in (1, *settings.threads)}
-    headline, grid_cases = [Case(settings.side, HEADLINE_K)], settings.grid_cases()
+    headline = [Case(settings.side, HEADLINE_K)]
     return [
-        ({"job": "bits", "side": settings.side, "k": HEADLINE_K, "ks": list(K_GRID)}, threads[1], 2),
-        _memory_job(settings, threads[1]),
-        _timing_job(headline, settings, threads[1], threads=1, variants=grid.VARIANTS),
-        *(
-            _timing_job(grid_cases, settings, threads[count], threads=count, variants=settings.variants)
-            for count in settings.threads
-        ),
+        ({"job": "bits", "side": settings.side, "k": HEADLINE_K, "ks": list(K_GRID)}, _threads(1), 2),
+        _memory_job(settings),
+        _timing_job(headline, replace(settings, budget_s=settings.headline_budget_s, variants=grid.VARIANTS), 1),
+        *(_timing_job(settings.grid_cases(), settings, count) for count in settings.threads),
     ]
 
 
-def _memory_job(settings: Settings, environment: dict[str, str]) -> Job:
+def _memory_job(settings: Settings) -> Job:
     variants = [grid.FAST, grid.PLAIN]
     arguments = {"job": "temporaries", "side": settings.side, "k": HEADLINE_K, "peers": 8, "variants": variants}
-    return arguments, environment | memory.ENVIRONMENT, len(variants)
+    return arguments, _threads(1) | memory.ENVIRONMENT, len(variants)
 
 
-def _timing_job(
-    some: Sequence[Case], settings: Settings, environment: dict[str, str], *, threads: int, variants: Sequence[str]
-) -> Job:
+def _timing_job(some: Sequence[Case], settings: Settings, threads: int) -> Job:
     described = [{"side": case.side, "k": case.k, "dtype": case.dtype} for case in some]
-    arguments = {"job": "timings", "cases": described, "threads": threads, "variants": list(variants)}
+    arguments = {"job": "timings", "cases": described, "threads": threads, "variants": list(settings.variants)}
     arguments |= {"peers": list(settings.peers), "budget_s": settings.budget_s}
-    return arguments, environment | TUNED, len(some) * len(grid.operation_names(settings.peers))
+    return arguments, _threads(threads) | TUNED, len(some) * len(grid.operation_names(settings.peers))
 
 
 def _threads(count: int) -> dict[str, str]:
