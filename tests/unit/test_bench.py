@@ -205,7 +205,10 @@ def test_stored_sample_and_errors_of_codes_on_it() -> None:
     assert sizes.value_error(Float32(), kept) == 0
     obvious = [torch.tensor([[1.0, -1.0, 2.0, -2.0]])]
     assert sizes.value_error(SignOneLevel(), obvious) == pytest.approx((4 * 0.25 / 10) ** 0.5)
-    assert {code.name for code in (SignTwoLevel(), SignOneLevel(), Statistical())} == set(errors)
+    assert errors["fitted_two_level"] < errors["sign_two_level"], "levels of each tensor's own can only be better"
+    assert {code.name for code in (SignTwoLevel(), SignOneLevel(), Statistical())} < set(errors)
+    two = torch.tensor([[1.0, 1.0, -3.0, 1.0]])
+    assert sizes.fitted_error([two]) == pytest.approx(0), "two magnitudes are two levels"
 
 
 @pytest.mark.mp

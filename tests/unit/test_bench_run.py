@@ -12,7 +12,7 @@ import pytest
 from sparseloco.bench import chart, child, figures, run, show
 from sparseloco.cli import benching
 from sparseloco.errors import ConfigError, SparseLocoError
-from tests.unit.test_cli import Call, call
+from tests.unit.test_cli import Call, call, process
 
 __all__ = ["call"]  # the fixture
 
@@ -144,6 +144,18 @@ def test_a_child_measures_and_its_errors_are_told(capfd: pytest.CaptureFixture[s
     with pytest.raises(SparseLocoError, match=r"^bench process=1: must end with 0, and did timings; see its own words"):
         run.run_child({**job, "cases": [{**case, "side": 3}]}, {}, lambda what, count: None)
     assert "side=3: must be a positive multiple of 64" in capfd.readouterr().err
+
+
+@pytest.mark.mp
+@pytest.mark.slow
+def test_quick_bench_in_its_own_processes(tmp_path: Path) -> None:
+    ended = process("bench", "--quick", "--side", "256", "--json", cwd=tmp_path)
+    assert ended.stderr == ""
+    found = json.loads(ended.stdout)
+    assert set(found) >= MUST_HAVE
+    assert found["index_bits_over_bound"] == max(r["over_bound"] for r in found["index"] if r["sets"] == "uniform")
+    assert {r["k"] for r in found["index"]} == set(run.K_GRID)
+    assert list(tmp_path.iterdir()) == [], "nothing is written"
 
 
 @pytest.mark.usefixtures("tiny")

@@ -66,11 +66,6 @@ def index_bytes(index_NK: Tensor, coding: str) -> int:
     return wire.pack(index_NK, (CHUNK - 1).bit_length()).size
 
 
-def header_bytes() -> int:
-    """Bytes of a frame that do not depend on its payload."""
-    return wire.HEADER_BYTES
-
-
 def _encode(problem: Problem) -> bytes:
     sent = problem.algorithm.channel.outgoing([problem.source], problem.state, key=0)
     return wire.encode(_envelope(problem, dict(sent.tensors), 0))

@@ -20,7 +20,12 @@ _WORDS = {
 }
 _GRID = ("encode", "decode_r8", "decode_r16")
 _GRID_TITLE = "ms per million parameters, and how much faster than plain PyTorch; --json has all rows"
-_CODES = {"sign_two_level": "sign and two levels", "sign_one_level": "sign alone", "statistical": "released"}
+_CODES = {
+    "sign_two_level": "sign and two levels",
+    "sign_one_level": "sign alone",
+    "statistical": "released",
+    "fitted_two_level": "two levels fitted to each tensor",
+}
 Rows = Sequence[Mapping[str, Any]]
 
 
