@@ -150,7 +150,7 @@ def test_a_child_measures_and_its_errors_are_told(capfd: pytest.CaptureFixture[s
 @pytest.mark.slow
 def test_quick_bench_in_its_own_processes(tmp_path: Path) -> None:
     ended = process("bench", "--quick", "--side", "256", "--json", cwd=tmp_path)
-    assert ended.stderr == ""
+    assert ended.returncode in (0, benching.STRAWMAN), "which of them is a matter of speed"
     found = json.loads(ended.stdout)
     assert set(found) >= MUST_HAVE
     assert found["index_bits_over_bound"] == max(r["over_bound"] for r in found["index"] if r["sets"] == "uniform")
