@@ -29,7 +29,7 @@ LAYERS = {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
         "writers",
     },
-    "L5": {"config", "cli", "report", "__main__", "__init__"},
+    "L5": {"config", "cli", "report", "bench", "__main__", "__init__"},
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
 

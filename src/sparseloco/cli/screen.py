@@ -124,6 +124,28 @@ class Screen:
         if view.last is not None:
             self.say(f"{label}: {view.last.step} steps, {status_line(view.last)}")
 
+    @contextmanager
+    def measuring(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A bar while ``bench`` measures; nothing is drawn but between two measurements."""
+        task = self.progress.add_task("starting", total=None, note="")
+
+        def show(what: str, done: int, total: int) -> None:
+            self.progress.update(task, description=what, completed=done, total=total)
+
+        try:
+            yield show
+        finally:
+            self.progress.remove_task(task)
+
+    def show_bench(self, figures: Mapping[str, Any]) -> None:
+        """What ``bench`` found: tables, then the figures beside them, a line each."""
+        from sparseloco.bench.show import lines, tables
+
+        for table in tables(figures):
+            self._print(table)
+        for line in lines(figures):
+            self._print(Text(line))
+
     def show_runs(self, runs: Sequence[Run], report: Path) -> None:
         """The table of finished runs and the path of their report."""
         rows = [{name: cell.text for name, cell in row.items()} for row in summary_table(runs)]

@@ -1,4 +1,4 @@
-"""The verbs that show things and train nothing: watch, doctor, cite."""
+"""The verbs that show things and train nothing: watch, doctor, bench, cite."""
 
 from __future__ import annotations
 
@@ -37,6 +37,39 @@ def doctor(as_json: AsJson = False) -> None:
 
     found = examination.examine()
     print_json(found) if as_json else Screen(quiet=True).show_examination(found)
+
+
+@app.command(
+    "bench",
+    epilog="Examples: sparseloco bench --quick; sparseloco bench --json > bench.json; "
+    "sparseloco bench --plot bench.png",
+)
+@command
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Measure k = 64 only; under a minute on two cores.")] = False,
+    side: Annotated[
+        int | None,
+        typer.Option(metavar="N", show_default=False, help="Rows and columns of all matrices, a multiple of 64."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Draw time over k into a .png or .svg file."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure encode and decode on this machine against plain PyTorch and the memory's limit. Takes some minutes.
+
+    Nothing is trained and nothing is fetched. Ends with 1, after its output, if the plain baseline takes more than 30
+    times the limit: then no speed-up counts.
+    """
+    from sparseloco.cli import benching
+    from sparseloco.cli.screen import Screen
+
+    settings = benching.settings(quick=quick, side=side, plot=plot)
+    with Screen(quiet=as_json) as screen:
+        found = benching.measure(settings, screen)
+    print_json(found) if as_json else screen.show_bench(found)
+    benching.finish(found, plot)
 
 
 @app.command("cite", epilog="Example: sparseloco cite sparseloco")

@@ -9,7 +9,8 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from itertools import combinations
@@ -79,6 +80,17 @@ def draw(runs: Sequence[Run]) -> list[Chart]:
     Raises:
         ConfigError: if matplotlib is missing.
     """
+    with styled():
+        return [_over_tokens(runs), _over_bytes(runs)]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The look of every chart of this project, whatever the reader's own settings are.
+
+    Raises:
+        ConfigError: if matplotlib is missing.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -89,7 +101,7 @@ def draw(runs: Sequence[Run]) -> list[Chart]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
-        return [_over_tokens(runs), _over_bytes(runs)]
+        yield
 
 
 def loss_limits(runs: Sequence[Run]) -> tuple[float, float]:
