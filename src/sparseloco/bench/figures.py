@@ -36,7 +36,7 @@ def assemble(
         "index": bits["index"],
         "noise": noise(rows),
         "how": {
-            "path": paths.FAST.name,
+            "path": paths.fast().name,
             "limit": limits.used(),
             "clock": "process time with one thread, wall time with more; medians, variants in turn in one process",
             "headline": f"{side} x {side}, k = {k}, float32, 1 thread",

@@ -91,7 +91,7 @@ def operations(case: Case, peers: Sequence[int], variants: Sequence[str]) -> Ite
 
 
 def _paths() -> dict[str, paths.Path]:
-    return {FAST: paths.FAST, DEFINITION: paths.DEFINITION}
+    return {FAST: paths.fast(), DEFINITION: paths.DEFINITION}
 
 
 def _decodes(case: Case, problems: dict[str, Problem], used: dict[str, paths.Path], count: int) -> Calls:

@@ -1,29 +1,29 @@
 """The seam between the bench and what it measures: one function per operation and path.
 
-``DEFINITION`` is plain torch, the arithmetic that every other path must reproduce bit for bit. ``FAST`` is what a run
-uses on this machine. ``NATIVE_LIMITS`` are the memory passes in native code, if there are any. Nothing else in this
-package knows how frames or kernels are called.
+``DEFINITION`` is plain torch, the arithmetic that every other path must reproduce bit for bit. ``fast()`` is what a run
+uses on this machine. Nothing else in this package knows how frames or kernels are called.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparseloco import wire
+from sparseloco import kernels, wire
 from sparseloco.bench.problem import CHUNK, Problem
 from sparseloco.compress.topk import TopK
-from sparseloco.types import Envelope, Key, Payload
+from sparseloco.kernels import codec, native
+from sparseloco.types import Coding, Envelope, Key, Payload
 
-CODINGS = ("compact", "fixed")
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _FINGERPRINT, _DIGEST = "0" * 16, "0" * 32
-
-Pass = Callable[..., None]
-NATIVE_LIMITS: tuple[Pass, Pass] | None = None
-"""``ef_pass(residual, start, live, decay)`` and ``apply_pass(anchor, live, step)`` in native code, or None."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,27 @@ def payload(problem: Problem, peer: int) -> Envelope:
     assert isinstance(compressor, TopK)
     index_NK, value_NK = problem.kept_by(peer)
     parts = {"index": index_NK.to(torch.int16), **compressor.values.encode(value_NK, key=0)}
-    return _envelope(problem, {f"0.{name}": part for name, part in parts.items()}, peer)
+    return _envelope(Payload(problem.algorithm.channel.part_specs(problem.state), {0: parts}), peer)
 
 
-def frame(problem: Problem, peer: int, coding: str = "compact") -> bytes:
+def frame(problem: Problem, peer: int, coding: Coding = Coding.COMPACT) -> bytes:
     """Frame of one peer in one of the two codings."""
-    assert coding in CODINGS
-    return wire.encode(payload(problem, peer))
+    return wire.encode(payload(problem, peer), coding=coding)
 
 
-def index_bytes(index_NK: Tensor, coding: str) -> int:
+def index_bytes(index_NK: Tensor, coding: Coding) -> int:
     """Bytes of the index part of one block, with its tables."""
-    assert coding in CODINGS
-    return wire.pack(index_NK, (CHUNK - 1).bit_length()).size
+    return codec.encode(index_NK, CHUNK, coding).size
 
 
 def _encode(problem: Problem) -> bytes:
     sent = problem.algorithm.channel.outgoing([problem.source], problem.state, key=0)
-    return wire.encode(_envelope(problem, dict(sent.tensors), 0))
+    return wire.encode(_envelope(sent, 0), coding=Coding.COMPACT)
 
 
 def _decode_apply(problem: Problem, frames: Sequence[bytes]) -> None:
     channel = problem.algorithm.channel
-    inbox = [_unpack(problem, one) for one in frames]
+    inbox = [_received(problem, one) for one in frames]
     channel.check_finite(inbox, problem.state)
     channel.settle_(
         inbox,
@@ -87,24 +85,37 @@ def _decode_apply(problem: Problem, frames: Sequence[bytes]) -> None:
 
 
 def _pack(problem: Problem, envelope: Envelope) -> bytes:
-    return wire.encode(envelope)
+    return wire.encode(envelope, coding=Coding.COMPACT)
 
 
 def _unpack(problem: Problem, one: bytes) -> Envelope:
+    envelope = _received(problem, one)
+    for parts in envelope.payload.blocks.values():
+        assert parts
+    return envelope
+
+
+def _received(problem: Problem, one: bytes) -> Envelope:
     return wire.decode(one, problem.algorithm.channel.part_specs(problem.state), _FINGERPRINT)
 
 
-def _envelope(problem: Problem, tensors: dict[str, Tensor], peer: int) -> Envelope:
-    specs = problem.algorithm.channel.part_specs(problem.state)
-    return Envelope(
-        key=Key(0, 0),
-        peer=peer,
-        weight=1,
-        fingerprint=_FINGERPRINT,
-        digest=_DIGEST,
-        payload=Payload(specs, tensors),
-    )
+def _envelope(payload: Payload, peer: int) -> Envelope:
+    return Envelope(key=Key(0, 0), peer=peer, weight=1, fingerprint=_FINGERPRINT, digest=_DIGEST, payload=payload)
 
 
-DEFINITION = Path("torch definition", _encode, _decode_apply, _pack, _unpack)
-FAST = DEFINITION
+def _by_definition(call: Callable[P, T]) -> Callable[P, T]:
+    @functools.wraps(call)
+    def without_kernels(*args: P.args, **kwargs: P.kwargs) -> T:
+        with native.definition_only():
+            return call(*args, **kwargs)
+
+    return without_kernels
+
+
+_CALLS = (_encode, _decode_apply, _pack, _unpack)
+DEFINITION = Path("torch definition", *map(_by_definition, _CALLS))  # pyright: ignore[reportArgumentType]
+
+
+def fast() -> Path:
+    """What encodes and settles on this machine; the definition if there are no kernels."""
+    return Path(f"native, {kernels.path()}", *_CALLS) if native.available() else DEFINITION

@@ -12,6 +12,8 @@ from sparseloco.bench import paths, sample
 from sparseloco.bench.problem import CHUNK, Case, Problem, real_sets, uniform_sets
 from sparseloco.compress import SignOneLevel, SignTwoLevel, Statistical, ValueCode
 from sparseloco.compress.base import log2_binomial
+from sparseloco.sections import section_bytes
+from sparseloco.types import Coding
 
 _SETS_SIDE = 2048
 """1024 chunks of uniform sets for each k: tables and padding are then as small a part as in a real matrix."""
@@ -50,8 +52,11 @@ def index_rows(ks: Sequence[int]) -> list[IndexRow]:
 
 def _index_row(sets: str, index_NK: Tensor) -> IndexRow:
     k = index_NK.shape[1]
-    compact, fixed = (round(8 * paths.index_bytes(index_NK, coding) / index_NK.numel(), 4) for coding in paths.CODINGS)
-    values = sum(8 * spec.nbytes for spec in SignTwoLevel().specs(*index_NK.shape)) / index_NK.numel()
+    compact, fixed = (
+        round(8 * paths.index_bytes(index_NK, coding) / index_NK.numel(), 4)
+        for coding in (Coding.COMPACT, Coding.FIXED)
+    )
+    values = 8 * section_bytes(SignTwoLevel().specs(*index_NK.shape)) / index_NK.numel()
     return IndexRow(sets, k, round(log2_binomial(CHUNK, k) / k, 4), compact, fixed, round(compact + values, 4))
 
 
@@ -63,7 +68,7 @@ def frame_figures(side: int, k: int) -> dict[str, float]:
         ``compression``: dense float32 bytes over frame bytes.
     """
     problem = Problem(Case(side, k))
-    compact, fixed = (8 * len(paths.frame(problem, 0, coding)) for coding in paths.CODINGS)
+    compact, fixed = (8 * len(paths.frame(problem, 0, coding)) for coding in (Coding.COMPACT, Coding.FIXED))
     kept = side**2 // CHUNK * k
     return {
         "bits_per_kept": round(compact / kept, 4),

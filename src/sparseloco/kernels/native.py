@@ -7,7 +7,9 @@ tests and debugging: every set gives the same bits as the definition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,8 @@ try:
     from sparseloco.kernels import _native  # type: ignore[no-redef]
 except ImportError:  # no compiler where the package was installed
     _native = None
+
+_definition_only: ContextVar[bool] = ContextVar("definition_only", default=False)
 
 INSTRUCTION_SETS = ("scalar", "avx2", "avx512")
 LARGEST_CHUNK = 32768
@@ -59,7 +63,17 @@ def built() -> bool:
 
 def available() -> bool:
     """Whether the native kernels are built, and not switched off."""
-    return _native is not None and _native.setting("SPARSELOCO_KERNELS") != "torch"
+    return _native is not None and not _definition_only.get() and _native.setting("SPARSELOCO_KERNELS") != "torch"
+
+
+@contextmanager
+def definition_only() -> Generator[None]:
+    """Inside this block the definition does all the work, for comparisons."""
+    token = _definition_only.set(True)
+    try:
+        yield
+    finally:
+        _definition_only.reset(token)
 
 
 def instruction_set() -> str:
