@@ -24,7 +24,8 @@ MAX_CHUNK = 4096
 _FLOATS = (torch.float32, torch.bfloat16)
 # The definition rounds each product before it is added; loads must not be moved ahead of the scratch's barriers.
 _LAUNCH = {"enable_fp_fusion": False, "num_stages": 1}
-_PROGRAMS_PER_CARD_UNIT = 8
+# Two programs of 256 threads fill the registers of a multiprocessor; more would only push scratch out of the cache.
+_PROGRAMS_PER_MULTIPROCESSOR = 2
 _INTERPRETED_PROGRAMS = 3
 
 
@@ -44,14 +45,9 @@ def supports(*, chunk_size: int, dtype: torch.dtype, device: torch.device) -> bo
     """Whether the kernels take a block: Triton is there, for that device, and the chunk and type are within limits."""
     if not 0 < chunk_size <= MAX_CHUNK or dtype not in _FLOATS or importlib.util.find_spec("triton") is None:
         return False
-    return device.type == ("cpu" if interpreted() else "cuda")
+    from sparseloco.kernels.triton_common import INTERPRETED
 
-
-def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter; it decides once, when the kernels are first imported."""
-    from sparseloco.kernels import triton_common
-
-    return not hasattr(triton_common.sanity_kernel, "device_caches")
+    return device.type == ("cpu" if INTERPRETED else "cuda")
 
 
 def is_sane(tensor: Tensor, largest: float) -> bool:
@@ -218,7 +214,7 @@ def settle_block(
             _raw(live if snapshot is None else snapshot),
             anchor if velocity is None else velocity,
             table,
-            *(torch.zeros(programs, block, dtype=t, device=anchor.device) for t in _SCRATCH),
+            *_scratch(programs, block, sum(weight for weight, _ in inbox), anchor.device),
             squares,
             refused_at,
             *_corner_arguments(geometry),
@@ -242,8 +238,10 @@ def settle_block(
     return Settled(float(squares.sum()), not bool(refused_at.any()))
 
 
-_SCRATCH = (torch.float64, torch.int64, torch.float32)
-"""Of one chunk and program: sums, weights, update."""
+def _scratch(programs: int, block: int, weight: int, device: torch.device) -> list[Tensor]:
+    """Sums, weights and update of one chunk per program; all zero between chunks."""
+    whole = torch.int32 if weight < 1 << 31 else torch.int64
+    return [torch.zeros(programs, block, dtype=dtype, device=device) for dtype in (torch.float64, whole, torch.float32)]
 
 
 def _table(
@@ -340,7 +338,7 @@ def _programs(device: torch.device) -> int:
     """Programs of the settle kernel that are in flight; the result does not depend on it."""
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
-    return torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_CARD_UNIT
+    return torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
 
 
 def _key(number: float, dtype: torch.dtype) -> int:

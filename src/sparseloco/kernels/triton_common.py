@@ -71,3 +71,7 @@ def sanity_kernel(tensor, flags, cols, row_stride, blocks_per_row, refused, BLOC
     col = program % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
     x = load_float(tensor + program // blocks_per_row * row_stride + col, col < cols, BF16)
     tl.store(flags + program, (tl.max(magnitude_key(x), 0) >= refused).to(tl.int8))
+
+
+INTERPRETED = not isinstance(sanity_kernel, triton.JITFunction)
+"""Whether kernels run in Triton's interpreter; decided by ``TRITON_INTERPRET`` when Triton was imported."""
