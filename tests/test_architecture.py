@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "sparseloco"
 # A package is named once and holds all its modules. A new module or package needs a line here.
 LAYERS = {
     "L0": {"errors", "types", "bits", "keys"},
-    "L1": {"layout", "compress", "reduce", "channel"},
+    "L1": {"layout", "compress", "reduce", "channel", "kernels"},
     "L2": {
         "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
         "citations",
@@ -47,7 +47,7 @@ HIDDEN_RANDOMNESS = {"random", "secrets", "uuid"}
 LAZY = {
     "transformers", "tokenizers", "msgspec", "tomli_w", "rich", "typer", "click", "matplotlib", "obstore",
     "safetensors", "datasets", "pyarrow", "sentencepiece", "huggingface_hub", "pydantic", "boto3", "wandb",
-    "tensorboard", "trackio", "lm_eval",
+    "tensorboard", "trackio", "lm_eval", "triton",
 }  # fmt: skip
 
 MAX_LINES = 400

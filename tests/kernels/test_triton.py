@@ -45,10 +45,8 @@ def encode(start: Tensor, live: Tensor, geometry: TileGeometry = GEOMETRY, kept:
 
 
 def settle(live: Tensor, inbox: list[tuple[int, Parts]], **settings: object) -> triton_blocks.Settled:
-    return triton_blocks.settle_block(
-        torch.zeros(1, 64), live, inbox, geometry=GEOMETRY, over="peers",
-        low=CODE.low, high=CODE.high, lr=1.0, largest=LARGEST, **settings,  # pyright: ignore[reportArgumentType]
-    )  # fmt: skip
+    usual = {"over": "peers", "low": CODE.low, "high": CODE.high, "lr": 1.0, "largest": LARGEST}
+    return triton_blocks.settle_block(torch.zeros(1, 64), live, inbox, geometry=GEOMETRY, **{**usual, **settings})
 
 
 @needs_triton
@@ -159,7 +157,10 @@ def test_without_triton_nothing_is_supported(monkeypatch: pytest.MonkeyPatch) ->
         ({"start": torch.zeros(2, 64)}, "anchor=(2, 64): must be (1, 64) as its geometry says; take both of one block"),
         ({"start": torch.zeros(1, 64).double()}, "anchor=torch.float64 (1, 64): must be contiguous float32 (1, 64)"),
         ({"residual": torch.zeros(1, 128)[:, ::2]}, "residual=torch.float32 (1, 64): must be contiguous float32"),
-        ({"live": torch.zeros(7, 8)}, "live=(7, 8): must hold element 63 as its geometry says; take both of one tensor"),
+        (
+            {"live": torch.zeros(7, 8)},
+            "live=(7, 8): must hold element 63 as its geometry says; take both",
+        ),
         ({"kept": 65}, "kept=65: must be between 1 and the chunk's 64 values; take k from the method"),
     ],
     ids=["shape", "type", "strides", "memory", "kept"],
@@ -178,12 +179,14 @@ def test_settle_refuses_tensors_that_do_not_fit() -> None:
         settle(live, [(1, {**parts, "index": parts["index"].long()})])
     with pytest.raises(ConfigError, match=r"code=.*\(1, 4\).*; decode the frame with this block's table"):
         settle(live, [(1, {**parts, "code": parts["code"][:, :4]})])
-    with pytest.raises(ConfigError, match=re.escape("velocity=None: must be a tensor with momentum=0.9; start it at zero")):
+    with pytest.raises(ConfigError, match=r"velocity=None: must be a tensor with momentum=0\.9; start it at zero"):
         settle(live, [(1, parts)], momentum=0.9)
     with pytest.raises(ConfigError, match=re.escape("alpha=0.5: must be None with a snapshot; choose Blend or Carry")):
         settle(live, [(1, parts)], alpha=0.5, snapshot=live.clone())
-    with pytest.raises(ConfigError, match=re.escape("snapshot=torch.bfloat16 (8, 8): must be torch.float32 (8, 8); clone")):
+    with pytest.raises(ConfigError, match=r"snapshot=torch\.bfloat16 .* must be torch\.float32 \(8, 8\); clone live"):
         settle(live, [(1, parts)], snapshot=live.bfloat16())
+    with pytest.raises(ConfigError, match="over='all': must be 'contributors' or 'peers'; choose one of them"):
+        settle(live, [(1, parts)], over="all")
 
 
 @needs_triton

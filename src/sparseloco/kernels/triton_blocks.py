@@ -23,7 +23,7 @@ MAX_CHUNK = 4096
 
 _FLOATS = (torch.float32, torch.bfloat16)
 # The definition rounds each product before it is added; loads must not be moved ahead of the scratch's barriers.
-_LAUNCH = {"enable_fp_fusion": False, "num_stages": 1}
+_FIXED = {"enable_fp_fusion": False, "num_stages": 1}
 # Two programs of 256 threads fill the registers of a multiprocessor; more would only push scratch out of the cache.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _INTERPRETED_PROGRAMS = 3
@@ -64,18 +64,8 @@ def is_sane(tensor: Tensor, largest: float) -> bool:
     block = min(MAX_CHUNK, _power_of_two(cols))
     blocks_per_row = -(-cols // block)
     flags = torch.empty(rows * blocks_per_row, dtype=torch.int8, device=tensor.device)
-    with torch.cuda.device_of(tensor):
-        sanity_kernel[(flags.numel(),)](
-            _raw(tensor),
-            flags,
-            cols,
-            row_stride,
-            blocks_per_row,
-            _key(largest, tensor.dtype),
-            BLOCK=block,
-            BF16=tensor.dtype == torch.bfloat16,
-            **_LAUNCH,
-        )
+    arguments = (_raw(tensor), flags, cols, row_stride, blocks_per_row, _key(largest, tensor.dtype))
+    _launch(sanity_kernel, flags.numel(), *arguments, BLOCK=block, BF16=tensor.dtype == torch.bfloat16)
     return not bool(flags.any())
 
 
@@ -114,31 +104,34 @@ def encode_block(
     _check_state("residual", residual, start)
     chunks, chunk_size = start.shape
     if not 1 <= kept <= chunk_size:
-        raise ConfigError(f"kept={kept!r}: must be between 1 and the chunk's {chunk_size} values; take k from the method")
+        raise ConfigError(
+            f"kept={kept!r}: must be between 1 and the chunk's {chunk_size} values; take k from the method"
+        )
     index = torch.empty(chunks, kept, dtype=index_dtype(chunk_size), device=start.device)
     code = torch.empty(chunks, kept, dtype=torch.uint8, device=start.device)
     scale = torch.empty(chunks, 1, dtype=torch.bfloat16, device=start.device)
     from sparseloco.kernels.triton_encode import encode_kernel
 
-    with torch.cuda.device_of(start):
-        encode_kernel[(chunks,)](
-            start,
-            _raw(live),
-            start if residual is None else residual,
-            index,
-            code,
-            _raw(scale),
-            *_corner_arguments(geometry),
-            geometry.row_stride,
-            kept,
-            (kept - 1).bit_length(),
-            float(decay),
-            float(low),
-            float(high),
-            **_constants(geometry, live),
-            FEEDBACK=residual is not None,
-            DECAYS=decay != 1,
-        )
+    _launch(
+        encode_kernel,
+        chunks,
+        start,
+        _raw(live),
+        start if residual is None else residual,
+        index,
+        code,
+        _raw(scale),
+        *_corner_arguments(geometry),
+        geometry.row_stride,
+        kept,
+        (kept - 1).bit_length(),
+        float(decay),
+        float(low),
+        float(high),
+        **_constants(geometry, live),
+        FEEDBACK=residual is not None,
+        DECAYS=decay != 1,
+    )
     return {"index": index, "code": code, "scale": scale}
 
 
@@ -189,14 +182,7 @@ def settle_block(
     """
     _check(anchor, live, geometry)
     _check_state("velocity", velocity, anchor)
-    if momentum and velocity is None:
-        raise ConfigError(f"velocity=None: must be a tensor with momentum={momentum!r}; start it at zero")
-    if alpha is not None and snapshot is not None:
-        raise ConfigError(f"alpha={alpha!r}: must be None with a snapshot; choose Blend or Carry")
-    if snapshot is not None and (snapshot.shape != live.shape or snapshot.dtype != live.dtype):
-        raise ConfigError(
-            f"snapshot={snapshot.dtype} {tuple(snapshot.shape)}: must be {live.dtype} {tuple(live.shape)}; clone live"
-        )
+    _check_settings(over, momentum, velocity, alpha, snapshot, live)
     rate, share = _float32(lr), alpha or 0.0
     settings = [share, 1 - share, rate, _float32(1.0 - rate * weight_decay), _float32(momentum)]
     table, parts = _table(settings, inbox, anchor)
@@ -207,34 +193,35 @@ def settle_block(
     refused_at = torch.zeros(anchor.shape[0], dtype=torch.int8, device=anchor.device)
     from sparseloco.kernels.triton_settle import settle_kernel
 
-    with torch.cuda.device_of(anchor):
-        settle_kernel[(programs,)](
-            anchor,
-            _raw(live),
-            _raw(live if snapshot is None else snapshot),
-            anchor if velocity is None else velocity,
-            table,
-            *_scratch(programs, block, sum(weight for weight, _ in inbox), anchor.device),
-            squares,
-            refused_at,
-            *_corner_arguments(geometry),
-            geometry.row_stride,
-            geometry.row_stride if snapshot_stride is None else snapshot_stride,
-            anchor.shape[0],
-            len(parts),
-            kept,
-            float(low),
-            float(high),
-            _key(largest, anchor.dtype),
-            **_constants(geometry, live),
-            KEPT_BLOCK=_power_of_two(kept),
-            COUNTED=over == "contributors",
-            STEP=bool(parts),
-            SHRINKS=weight_decay != 0,
-            VELOCITY=momentum != 0,
-            NESTEROV=nesterov,
-            MERGE="blend" if alpha is not None else "carry" if snapshot is not None else "replace",
-        )
+    _launch(
+        settle_kernel,
+        programs,
+        anchor,
+        _raw(live),
+        _raw(live if snapshot is None else snapshot),
+        anchor if velocity is None else velocity,
+        table,
+        *_scratch(programs, block, sum(weight for weight, _ in inbox), anchor.device),
+        squares,
+        refused_at,
+        *_corner_arguments(geometry),
+        geometry.row_stride,
+        geometry.row_stride if snapshot_stride is None else snapshot_stride,
+        anchor.shape[0],
+        len(parts),
+        kept,
+        float(low),
+        float(high),
+        _key(largest, anchor.dtype),
+        **_constants(geometry, live),
+        KEPT_BLOCK=_power_of_two(kept),
+        COUNTED=over == "contributors",
+        STEP=bool(parts),
+        SHRINKS=weight_decay != 0,
+        VELOCITY=momentum != 0,
+        NESTEROV=nesterov,
+        MERGE="blend" if alpha is not None else "carry" if snapshot is not None else "replace",
+    )
     return Settled(float(squares.sum()), not bool(refused_at.any()))
 
 
@@ -244,9 +231,7 @@ def _scratch(programs: int, block: int, weight: int, device: torch.device) -> li
     return [torch.zeros(programs, block, dtype=dtype, device=device) for dtype in (torch.float64, whole, torch.float32)]
 
 
-def _table(
-    settings: list[float], inbox: Sequence[tuple[int, Parts]], anchor: Tensor
-) -> tuple[Tensor, list[Parts]]:
+def _table(settings: list[float], inbox: Sequence[tuple[int, Parts]], anchor: Tensor) -> tuple[Tensor, list[Parts]]:
     """The kernel's table (see there), and the parts that it points to; they must live as long as the kernel runs."""
     bits = torch.tensor(settings, dtype=torch.float64).view(torch.int64).tolist()
     numbers = [*bits, sum(weight for weight, _ in inbox)]
@@ -279,8 +264,8 @@ def _check(state: Tensor, live: Tensor, geometry: TileGeometry) -> None:
     chunk_size = geometry.rows * geometry.cols
     if not supports(chunk_size=chunk_size, dtype=live.dtype, device=live.device):
         raise ConfigError(
-            f"block={live.dtype} in chunks of {chunk_size} on {live.device}: must be float32 or bfloat16 in chunks of at "
-            f"most {MAX_CHUNK}, on a card with Triton; use the torch definition"
+            f"block={live.dtype} in chunks of {chunk_size} on {live.device}: must be float32 or bfloat16 in chunks of "
+            f"at most {MAX_CHUNK}, on a card with Triton; use the torch definition"
         )
     shape = (geometry.panels * geometry.grid_rows * geometry.grid_cols, chunk_size)
     if tuple(state.shape) != shape:
@@ -292,6 +277,22 @@ def _check(state: Tensor, live: Tensor, geometry: TileGeometry) -> None:
     if live.storage_offset() + last > live.untyped_storage().nbytes() // live.element_size():
         raise ConfigError(
             f"live={tuple(live.shape)}: must hold element {last - 1} as its geometry says; take both of one tensor"
+        )
+
+
+def _check_settings(
+    over: str, momentum: float, velocity: Tensor | None, alpha: float | None, snapshot: Tensor | None, live: Tensor
+) -> None:
+    """Refuse settings of a settle that contradict each other."""
+    if over not in ("contributors", "peers"):
+        raise ConfigError(f"over={over!r}: must be 'contributors' or 'peers'; choose one of them")
+    if momentum and velocity is None:
+        raise ConfigError(f"velocity=None: must be a tensor with momentum={momentum!r}; start it at zero")
+    if alpha is not None and snapshot is not None:
+        raise ConfigError(f"alpha={alpha!r}: must be None with a snapshot; choose Blend or Carry")
+    if snapshot is not None and (snapshot.shape != live.shape or snapshot.dtype != live.dtype):
+        raise ConfigError(
+            f"snapshot={snapshot.dtype} {tuple(snapshot.shape)}: must be {live.dtype} {tuple(live.shape)}; clone live"
         )
 
 
@@ -311,8 +312,14 @@ def _corner_arguments(geometry: TileGeometry) -> tuple[int, ...]:
     return (g.first_row, g.panel_height, g.row_offset, g.col_offset, g.grid_rows, g.grid_cols)
 
 
+def _launch(kernel: Any, programs: int, *arguments: Tensor | float, **constants: Any) -> None:
+    """Run ``programs`` programs of a kernel where its first tensor is."""
+    with torch.cuda.device_of(arguments[0]):
+        kernel[(programs,)](*arguments, **constants, **_FIXED)
+
+
 def _constants(geometry: TileGeometry, live: Tensor) -> dict[str, Any]:
-    """What a kernel is compiled for, and how it is launched."""
+    """What a kernel is compiled for."""
     block = _power_of_two(geometry.rows * geometry.cols)
     return {
         "ROWS": geometry.rows,
@@ -320,7 +327,6 @@ def _constants(geometry: TileGeometry, live: Tensor) -> dict[str, Any]:
         "BLOCK": block,
         "BF16": live.dtype == torch.bfloat16,
         "num_warps": max(1, min(8, block // 512)),
-        **_LAUNCH,
     }
 
 

@@ -75,7 +75,10 @@ def exact_mean(key, chosen, kept, count_bits):
     return total / (scale * kept)
 
 
-@triton.jit
+# Numbers that differ from tensor to tensor and help no address: one compiled kernel serves them all.
+@triton.jit(
+    do_not_specialize=["first_row", "panel_height", "row_offset", "grid_rows", "grid_cols", "kept", "count_bits"]
+)
 def encode_kernel(
     start, live, residual, index, code, scale,
     first_row, panel_height, row_offset, col_offset, grid_rows, grid_cols, row_stride,

@@ -20,8 +20,8 @@ from sparseloco.kernels.triton_common import (
     tile_offsets,
 )
 
-# The table of whole numbers: bits of float64 settings, since float arguments of a kernel have only 32 bits; the weight of
-# all peers; then addresses of index, code and scale and the weight of each peer.
+# The table of whole numbers: bits of float64 settings, since float arguments of a kernel have only 32 bits; the weight
+# of all peers; then addresses of index, code and scale and the weight of each peer.
 ALPHA = tl.constexpr(0)
 REST = tl.constexpr(1)
 LR = tl.constexpr(2)
@@ -81,10 +81,7 @@ def reduce_chunk(
     for r in range(peers):  # a position of several peers is written once by each, always the same number
         _, i, valid = peer_positions(table, r, n, kept, CHUNK, KEPT_BLOCK)
         total = tl.load(sums + i, mask=valid, other=0.0)
-        if COUNTED:
-            mean = total / tl.load(weights + i, mask=valid, other=1).to(tl.float64)
-        else:
-            mean = total / divisor
+        mean = total / (tl.load(weights + i, mask=valid, other=1).to(tl.float64) if COUNTED else divisor)
         tl.store(update + i, mean.to(tl.float32), mask=valid)
     tl.debug_barrier()
 
@@ -142,7 +139,12 @@ def merged(anchor, live, snapshot, table, inside, MERGE: tl.constexpr, BF16: tl.
         return anchor
 
 
-@triton.jit
+# As in the other kernel.
+@triton.jit(
+    do_not_specialize=[
+        "first_row", "panel_height", "row_offset", "grid_rows", "grid_cols", "chunks", "peers", "kept", "refused"
+    ]
+)  # fmt: skip
 def settle_kernel(
     anchor, live, snapshot, velocity, table, sums, weights, update, squares, refused_at,
     first_row, panel_height, row_offset, col_offset, grid_rows, grid_cols, row_stride, snapshot_stride,
@@ -168,9 +170,7 @@ def settle_kernel(
         moved = tl.load(anchor + state, mask=inside, other=0.0)
         good = inside
         if STEP:
-            reduce_chunk(
-                table, peers, n, kept, low, high, sums, weights, update, ROWS * COLS, KEPT_BLOCK, COUNTED
-            )
+            reduce_chunk(table, peers, n, kept, low, high, sums, weights, update, ROWS * COLS, KEPT_BLOCK, COUNTED)
             mean = tl.load(update + i, mask=inside, other=0.0)
             clear_chunk(table, peers, n, kept, sums, weights, update, ROWS * COLS, KEPT_BLOCK, COUNTED)
             tl.store(squares + n, tl.sum(mean.to(tl.float64) * mean.to(tl.float64), 0))
