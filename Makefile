@@ -40,7 +40,7 @@ bench:  ## run every benchmarks/bench_*.py
 
 triton:  ## install Triton (about 1 GB) and run the tests of its kernels in its interpreter
 	@sh tools/venv.sh dev
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[triton]"
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt "triton>=3.4"
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 tests/kernels $(PYTEST_ARGS)
 
 docs:  ## build the documentation into build/site, strictly, after checking links, commands and generated pages
