@@ -1,7 +1,7 @@
 # Everything here needs Python 3.11 or newer, make and the package index; each target makes .venv by itself.
 # PYTHON=/path/to/python chooses the interpreter. pip reads its own settings (PIP_* variables, pip.conf).
 
-.PHONY: help demo test lint format bench docs reference coverage clean
+.PHONY: help demo test lint format bench triton docs reference coverage clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -37,6 +37,11 @@ bench:  ## run every benchmarks/bench_*.py
 	@sh tools/venv.sh dev
 	@$(if $(BENCHES),,echo "benchmarks: there is no benchmarks/bench_*.py yet, so nothing was measured" >&2; exit 1)
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+triton:  ## install Triton (about 1 GB) and run the tests of its kernels in its interpreter
+	@sh tools/venv.sh dev
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt "triton>=3.4"
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 tests/kernels $(PYTEST_ARGS)
 
 docs:  ## build the documentation into build/site, strictly, after checking links, commands and generated pages
 	@sh tools/venv.sh dev

@@ -47,7 +47,7 @@ HIDDEN_RANDOMNESS = {"random", "secrets", "uuid"}
 LAZY = {
     "transformers", "tokenizers", "msgspec", "tomli_w", "rich", "typer", "click", "matplotlib", "obstore",
     "safetensors", "datasets", "pyarrow", "sentencepiece", "huggingface_hub", "pydantic", "boto3", "wandb",
-    "tensorboard", "trackio", "lm_eval",
+    "tensorboard", "trackio", "lm_eval", "triton",
 }  # fmt: skip
 
 MAX_LINES = 400

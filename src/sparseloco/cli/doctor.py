@@ -31,6 +31,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "trackio": "trackio",
+    "triton": "triton",
 }
 """Extra -> the package that shows whether it is installed."""
 

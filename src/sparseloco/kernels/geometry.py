@@ -84,16 +84,22 @@ def block_geometry(
 
 
 def tensor_geometry(layout: Layout, tensor: Tensor) -> tuple[TileGeometry, ...] | None:
-    """:func:`block_geometry` of a live tensor; None also if its dims behind the first are not contiguous.
+    """:func:`block_geometry` of a live tensor; None also if it is no row-major matrix in memory.
 
     Example:
         >>> import torch
         >>> tensor_geometry(Tiles(), torch.zeros(4, 6).T) is None
         True
     """
-    shape = tuple(tensor.shape)
+    row_stride = matrix_row_stride(tensor)
+    return None if row_stride is None else block_geometry(layout, tuple(tensor.shape), row_stride)
+
+
+def matrix_row_stride(tensor: Tensor) -> int | None:
+    """Elements from one entry of dim 0 to the next; None if the dims behind it are not contiguous, or rows overlap."""
+    width = math.prod(tensor.shape[1:])
     if tensor.is_contiguous():
-        return block_geometry(layout, shape)
-    if tensor.dim() < 1 or not tensor[0].is_contiguous() or tensor.stride(0) < math.prod(shape[1:]):
+        return width
+    if tensor.dim() < 1 or not tensor[0].is_contiguous() or tensor.stride(0) < width:
         return None
-    return block_geometry(layout, shape, tensor.stride(0))
+    return tensor.stride(0)
