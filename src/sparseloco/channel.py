@@ -215,9 +215,8 @@ class Channel:
 
     def check_sources(self, sources: Sequence[Source], state: ChannelState) -> None:
         """Refuse deltas with infinities, NaN or numbers so large that arithmetic on them overflows."""
-        magnitudes = fast.max_magnitudes([source.end for source in sources])
-        for spec, magnitude in zip(state.specs, magnitudes, strict=True):
-            if not magnitude < LARGEST:
+        for spec, sane in zip(state.specs, fast.are_sane([source.end for source in sources]), strict=True):
+            if not sane:
                 raise DivergenceError(
                     f"delta of {spec.name}=not finite: must be finite (below {LARGEST:g}) to leave its replica; "
                     "lower the learning rate or clip gradients, then reset the replica to its anchor"

@@ -131,7 +131,7 @@ def geometries(layout: Layout, shape: tuple[int, ...]) -> list[TileGeometry]:
     ]
 
 
-def _runs(layout: Layout, shape: tuple[int, ...]):  # noqa: ANN202
+def _runs(layout: Layout, shape: tuple[int, ...]):
     start = 0
     for blocks in layout.block_shapes(shape):
         yield start, blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from sparseloco import Algorithm, presets, sgd
 from sparseloco.kernels import fast, native, path
+from sparseloco.kernels.plan import Settled
 from sparseloco.merge import Blend
 from sparseloco.outer import Sgd
 from sparseloco.sections import PackedSection
@@ -45,10 +47,17 @@ def train(algorithm: Algorithm, dtype: torch.dtype, steps: int = 7) -> list[dict
     return states
 
 
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
 @needs_native
+@pytest.mark.parametrize("kernels", ["", pytest.param("triton", marks=needs_triton)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_rounds_with_kernels_are_rounds_without(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_with_kernels_are_rounds_without(
+    name: str, dtype: torch.dtype, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSELOCO_KERNELS", kernels)
     fast_states = train(ALGORITHMS[name], dtype)
     monkeypatch.setenv("SPARSELOCO_KERNELS", "torch")
     assert path() == "torch"
@@ -63,10 +72,10 @@ def test_rounds_with_kernels_are_rounds_without(name: str, dtype: torch.dtype, m
 
 @needs_native
 def test_the_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    settled: list[fast.Settled] = []
+    settled: list[Settled] = []
     original = fast.settle_
 
-    def spy(*args: Any, **kwargs: Any) -> fast.Settled:
+    def spy(*args: Any, **kwargs: Any) -> Settled:
         settled.append(original(*args, **kwargs))
         return settled[-1]
 

@@ -136,7 +136,7 @@ def test_a_flipped_bit_is_refused_or_another_section(instruction_set: str, codin
         passed += 1
         parts = unpack_section(changed, coding)
         index, scale = parts["index"].int(), parts["scale"].float()
-        assert bool((index.diff(dim=1) > 0).all()) and 0 <= int(index.min()) and int(index.max()) < 100
+        assert bool((index.diff(dim=1) > 0).all()) and int(index.min()) >= 0 and int(index.max()) < 100
         assert bool((scale.abs() < 1e37).all()) and not bool(scale.signbit().any())
         assert encode_section(parts, 100, coding) == changed.data
     codes_and_scales = 2 * 21 * 9 + 21 * 15

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparseloco.channel import Channel, ChannelState
 from sparseloco.compress import SignTwoLevel, TopK
 from sparseloco.errors import DivergenceError
-from sparseloco.kernels.native_settle import SettleJob, SettlePlan, Settled, apply_pass, settle_top_k
+from sparseloco.kernels.native_settle import Settled, SettleJob, SettlePlan, apply_pass, settle_top_k
 from sparseloco.layout import Chunks, Layout, Tiles
 from sparseloco.merge import Blend, Carry, Replace
 from sparseloco.outer import Sgd

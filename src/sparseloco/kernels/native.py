@@ -62,8 +62,18 @@ def built() -> bool:
 
 
 def available() -> bool:
-    """Whether the native kernels are built, and not switched off."""
-    return _native is not None and not _definition_only.get() and _native.setting("SPARSELOCO_KERNELS") != "torch"
+    """Whether the native kernels are built, and others are not asked for."""
+    return built() and not is_off() and forced() != "triton"
+
+
+def is_off() -> bool:
+    """Whether the definition alone is to be used."""
+    return _definition_only.get() or forced() == "torch"
+
+
+def forced() -> str:
+    """What ``SPARSELOCO_KERNELS`` asks for; nothing where the native kernels, which read it, are missing."""
+    return _native.setting("SPARSELOCO_KERNELS") if built() else ""
 
 
 @contextmanager

@@ -1,0 +1,111 @@
+"""Channel work by the native kernels: all blocks of a fragment in one call, so that threads start once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparseloco.kernels import native, native_settle
+from sparseloco.kernels.plan import Codec, Round, Settled
+from sparseloco.sections import PackedSection, section_as_bytes
+from sparseloco.types import Coding, Envelope, Section, Source
+
+
+def encode(codec: Codec, sources: Sequence[Source], *, decay: float) -> dict[int, Section]:
+    """Sections of the blocks that the kernels take, by number; their residuals are updated."""
+    blocks: dict[int, native.EncoderBlock] = {}
+    for source, span in zip(sources, codec.state.spans, strict=True):
+        if source.start is not None and native.available():
+            residual = [codec.state.residual[j] for j in span]
+            blocks.update(zip(span, _blocks(codec, source.end, source.start, residual) or (), strict=False))
+    if not blocks:
+        return {}
+    values, threads = codec.values, torch.get_num_threads()
+    sections = native.encode(list(blocks.values()), decay=decay, low=values.low, high=values.high, threads=threads)
+    return {
+        j: PackedSection(codec.specs[j], memoryview(section.numpy()), Coding.FIXED)
+        for j, section in zip(blocks, sections, strict=True)
+    }
+
+
+def settle_(
+    codec: Codec,
+    rule: Round,
+    inbox: Sequence[Envelope],
+    live: Sequence[Tensor],
+    snapshot: Sequence[Tensor] | None,
+) -> Settled:
+    """Reduce, step and merge the tensors that the kernels take."""
+    jobs: dict[int, native_settle.SettleJob] = {}
+    done: set[int] = set()
+    codings = [_coding(envelope) for envelope in inbox]
+    for i, tensor in enumerate(live if native.available() else ()):
+        found = _jobs(codec, rule, i, tensor, snapshot[i] if snapshot is not None else None, inbox, codings)
+        if found is not None:
+            jobs.update(found)
+            done.add(i)
+    if not jobs:
+        return Settled(frozenset(done))
+    settled = native_settle.settle_top_k(
+        list(jobs.values()), _plan(codec, rule, inbox, codings), threads=torch.get_num_threads()
+    )
+    failed = list(jobs)[settled.failed] if settled.failed is not None else None
+    return Settled(frozenset(done), sum(settled.squares), failed)
+
+
+def _blocks(
+    codec: Codec, live: Tensor, start: Sequence[Tensor], residual: Sequence[Tensor]
+) -> list[native.EncoderBlock] | None:
+    top_k = codec.top_k
+    return native.encoder_blocks(codec.layout, live, start, residual, k=top_k.k, chunk_size=top_k.chunk_size)
+
+
+def _jobs(
+    codec: Codec,
+    rule: Round,
+    number: int,
+    live: Tensor,
+    snapshot: Tensor | None,
+    inbox: Sequence[Envelope],
+    codings: Sequence[Coding],
+) -> dict[int, native_settle.SettleJob] | None:
+    """Jobs of one tensor by block; None if it must be left to the definition."""
+    span = codec.state.spans[number]
+    blocks = _blocks(codec, live, [codec.state.anchor[j] for j in span], ())
+    # A snapshot of a strided tensor need not have its strides.
+    if blocks is None or (snapshot is not None and not (live.is_contiguous() and snapshot.is_contiguous())):
+        return None
+    jobs: dict[int, native_settle.SettleJob] = {}
+    for j, block in zip(span, blocks, strict=True):
+        sections = [
+            section_as_bytes(codec.specs[j], envelope.payload.sections[j], coding)
+            for envelope, coding in zip(inbox, codings, strict=True)
+        ]
+        velocity = codec.velocity(j, block.start) if rule.outer.momentum and inbox else None
+        jobs[j] = native_settle.SettleJob(
+            block.start, block.live, block.geometry, block.kept, sections, velocity, snapshot
+        )
+    return jobs
+
+
+def _plan(codec: Codec, rule: Round, inbox: Sequence[Envelope], codings: Sequence[Coding]) -> native_settle.SettlePlan:
+    return native_settle.SettlePlan(
+        weights=[envelope.weight for envelope in inbox],
+        codings=codings,
+        levels=(codec.values.low, codec.values.high),
+        over=rule.over,
+        lr=rule.outer.lr,
+        momentum=rule.outer.momentum,
+        nesterov=rule.outer.nesterov,
+        weight_decay=rule.outer.weight_decay,
+        merge=rule.merge.kind,
+        alpha=rule.merge.alpha,
+    )
+
+
+def _coding(envelope: Envelope) -> Coding:
+    """Coding of the packed blocks of a payload; those that hold parts are packed in it."""
+    packed = (section for section in envelope.payload.sections.values() if not isinstance(section, dict))
+    return next((section.coding for section in packed), Coding.FIXED)
