@@ -89,7 +89,7 @@ def train(
         folder = CheckpointFolder(out / CHECKPOINTS, config.checkpoint.keep)
         keeper = Keeper(folder, config, algorithm, dataset, world, resume)
         metrics = keeper.load(resume, books) if resume is not None else b""
-        log = open_log(out, label, config, metrics) if world.is_main else None
+        log = open_log(out, label, config, metrics, resume and resume.step) if world.is_main else None
     run = _Run(config, dataset, world, books, keeper, log, progress, stop)
     try:
         run.loop()
