@@ -208,7 +208,7 @@ class Replica:
         """
         remedy = "all peers need the same algorithm and model"
         _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
-        _expect("blocks", _count_blocks(state), state.get("blocks"), "load a complete state")
+        _expect_all_blocks(state)
         for lane in self._lanes:
             lane.check_shared_state(state)
         self.step = state["step"]
@@ -305,6 +305,19 @@ class Replica:
 def _expect(name: str, found: object, wanted: object, remedy: str) -> None:
     if found != wanted:
         raise CheckpointError(f"{name}={found!r}: must be {wanted!r}; {remedy}")
+
+
+def _expect_all_blocks(state: StateDict) -> None:
+    found, saved = _count_blocks(state), state.get("blocks")
+    if saved is None:
+        raise CheckpointError(
+            f"blocks=missing: must be in shared state and say how many blocks it holds, here {found}; "
+            "load what shared_state() returned"
+        )
+    if found != saved:
+        raise CheckpointError(
+            f"blocks={saved}: must be the number of blocks in shared state, which holds {found}; load a complete one"
+        )
 
 
 def _count_blocks(state: StateDict) -> int:
