@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from sparseloco.settings import RunConfig
 from sparseloco.simulate import replica_rng_state
 from sparseloco.trainer import ProgressCallback, StopCallback, train
 from sparseloco.transport import ProcessGroup
-from sparseloco.transport.process_group import joined_group
+from sparseloco.transport.process_group import joined_group, meeting_folder
 
 logger = logging.getLogger("sparseloco")
 
@@ -105,7 +104,7 @@ def train_processes(
     context = multiprocessing.get_context("spawn")
     events: Queue[tuple[str, Any]] = context.Queue()
     stopping = context.Event()
-    with tempfile.TemporaryDirectory(prefix="sparseloco-") as folder:
+    with meeting_folder() as folder:
         rendezvous = f"file://{folder}/rendezvous"
         arguments = (
             *(config, algorithm, out, label, keep_model, rendezvous, events, logger.getEffectiveLevel()),
