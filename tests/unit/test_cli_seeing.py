@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparseloco.cli import runs
+from sparseloco.presets import PRESETS
 from tests.unit.test_cli import Call, call, names, process
 
 __all__ = ["call"]  # the fixture
@@ -22,9 +23,13 @@ def test_cite_prints_bibtex_and_json(call: Call) -> None:
     assert [row["role"] for row in rows][:2] == ["method", "error feedback"]
     assert rows[0]["arxiv"] == "2508.15706"
     assert rows[0]["bibtex"] in text
-    ended = call("cite", "sparse")
-    assert ended.code == 2
-    assert ended.err.startswith("error: preset='sparse': must be one of ddp, local_sgd")
+    ended = call("cite", "sparsloco")
+    listed = ", ".join(PRESETS)
+    assert (ended.code, ended.err) == (
+        2,
+        f"error: preset='sparsloco': must be one of {listed}; did you mean 'sparseloco'?\n",
+    )
+    assert call("cite", "muon").err == f"error: preset='muon': must be one of {listed}; choose one of them\n"
 
 
 def test_doctor_prints_a_page_and_json(call: Call) -> None:
