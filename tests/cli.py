@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import typer.main
 
 from sparseloco.cli import app
 
@@ -82,6 +83,18 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "sparseloco", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+
+
+def parse(words: Sequence[str]) -> Any:
+    """What the options of a verb are read as, without running it; a mistake in them is an exception."""
+    verb: Any = typer.main.get_command(app)
+    rest = list(words)
+    while hasattr(verb, "get_command"):
+        context = verb.make_context("sparseloco", list(rest), resilient_parsing=True)
+        name = rest.pop(0)
+        verb = verb.get_command(context, name)
+        assert verb is not None, f"there is no verb {name}"
+    return verb.make_context(words[0], rest)
 
 
 def names(folder: str | Path) -> list[str]:

@@ -248,13 +248,6 @@ def test_help_is_quick_and_has_an_example(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("verb", ["train", "compare", "describe", "report", "watch", "doctor", "cite"])
-def test_every_verb_has_an_example(call: Call, verb: str) -> None:
-    ended = call(verb, "--help")
-    assert ended.code == 0
-    assert f"Example: sparseloco {verb} " in ended.out
-
-
 def test_module_is_the_command(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text('[algorithm]\npreset = "sparseloco"\ninner_step = 15\n')
     ended = process("train", "bad.toml", cwd=tmp_path)

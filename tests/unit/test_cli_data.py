@@ -69,13 +69,6 @@ def test_sentences(call: Call, tmp_path: Path) -> None:
     assert "must be a finished entry of the cache" in call("data", "inspect", str(tmp_path))[2]
 
 
-@pytest.mark.parametrize("verb", ["prepare", "inspect"])
-def test_help_has_an_example(call: Call, verb: str) -> None:
-    code, out, _ = call("data", verb, "--help")
-    assert code == 0
-    assert f"Example: sparseloco data {verb}" in out
-
-
 def test_c38_text_that_ends_in_a_run_starts_again_and_it_is_said_once(call: Call) -> None:
     """C-38 on one machine: nobody waits for data that has come to an end."""
     code, _, err = call(

@@ -1,4 +1,4 @@
-"""The command ``sparseloco``: train, compare, describe, report, watch, generate, eval, export, doctor, cite.
+"""The command ``sparseloco``: train, compare, describe, report, data, watch, generate, eval, export, doctor, cite.
 
 Settings are checked before anything is written. Heavy packages are imported by the commands that need them.
 """

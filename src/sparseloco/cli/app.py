@@ -6,11 +6,11 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sparseloco.cli.shell import command
+from sparseloco.cli.shell import command, print_json
 from sparseloco.cli.texts import app as data_app
 
 app = typer.Typer(
@@ -195,11 +195,6 @@ def _resumed(config: Path, out: Path | None, overwrite: bool) -> tuple[Path, Pat
             "--resume: must know the folder of the run; add --out DIR, or name the folder instead of CONFIG.toml"
         )
     return config, out
-
-
-def print_json(value: Any) -> None:
-    """Write a value as the whole of stdout."""
-    typer.echo(json.dumps(value, indent=2))
 
 
 def _options(name: str, values: Sequence[str]) -> list[str]:

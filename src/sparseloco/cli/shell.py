@@ -1,15 +1,17 @@
-"""How a command ends: its errors and warnings as single lines, and its exit code."""
+"""What every command has in common: errors and warnings as single lines, the exit code, results as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
+import json
+import math
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -82,6 +84,19 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 def say(text: str) -> None:
     """Write one line to stderr, whatever the text holds."""
     typer.echo(" ".join(text.split()), err=True)
+
+
+def print_json(value: Any) -> None:
+    """Write a value as the whole of stdout; numbers that are not finite become null, since JSON has none."""
+    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
