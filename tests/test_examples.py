@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from sparseloco.config import load_entries
+from sparseloco.presets import PRESETS
+from tests.cli import Call, text
+
 ROOT = Path(__file__).parents[1]
+ENTRIES = load_entries(ROOT / "examples" / "methods.toml")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -61,3 +67,25 @@ def test_every_example_is_tested_and_named_on_the_page() -> None:
     for example in (ROOT / "examples").glob("*.py"):
         assert f"../examples/{example.name}" in page
         assert f'"{example.name}"' in tests
+
+
+def test_every_method_has_an_entry() -> None:
+    assert sorted(entry.label for entry in ENTRIES) == sorted(entry.config.algorithm.preset for entry in ENTRIES)
+    assert {entry.label for entry in ENTRIES} == set(PRESETS)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_example_of_a_method_trains(cli: Call, preset: str) -> None:
+    """With the settings of the method as they stand, on less text and fewer steps."""
+    Path("text.txt").write_text(text())
+    smaller = {"workers": 2, "steps": 30, "batch_size": 2, "sequence_length": 32, "evaluation_tokens": 2048}
+    words = [word for name, value in smaller.items() for word in ("--set", f"train.{name}={value}")]
+    config = ["compare", str(ROOT / "examples" / "methods.toml"), "--set", "data.path=text.txt", *words]
+    ended = cli(*config, "--only", preset, "--out", "mine", "--json")
+    assert ended.code == 0, ended.err
+    (summary,) = json.loads(ended.out)
+    (entry,) = [entry for entry in ENTRIES if entry.label == preset]
+    assert summary["settings"] == entry.config.algorithm.settings
+    assert summary["rounds"] >= 2
+    metrics = [json.loads(line) for line in Path("mine", summary["folder"], "metrics.jsonl").read_text().splitlines()]
+    assert summary["held_out_loss"] < metrics[0]["loss"] - 0.02, "the model must be better than at the start"
