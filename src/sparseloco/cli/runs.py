@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ from sparseloco.cli.folders import (
     start_comparison,
     start_run,
 )
+from sparseloco.cli.lock import check_not_held, only_writer
 from sparseloco.cli.screen import Screen
 from sparseloco.cli.shell import say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
@@ -71,6 +73,7 @@ def train_one(
         entry = msgspec.structs.replace(entry, config=used)
     writes = not is_torchrun() or os.environ["RANK"] == "0"
     if writes:
+        check_not_held(folder)
         check_run_folder(folder, resume=resume, overwrite=overwrite)
         check_inputs(folder, [] if resume else _inputs(entry.config))
     algorithm = checked_algorithm(entry.config)
@@ -80,8 +83,10 @@ def train_one(
         with stop_signals() as stop:
             train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
         return None
-    summary = _train(entry, algorithm, dataset, folder, screen, keep_model=keep_model, resume=resume)
-    return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
+    with only_writer(folder):
+        check_run_folder(folder, resume=resume, overwrite=overwrite)  # again: another may have ended there meanwhile
+        summary = _train(entry, algorithm, dataset, folder, screen, keep_model=keep_model, resume=resume)
+        return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
 
 
 def train_all(
@@ -97,24 +102,27 @@ def train_all(
     """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison."""
     if is_torchrun():
         raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
-    check_comparison_folder(folder, resume=resume, overwrite=overwrite)
-    for entry in entries:
-        check_run_folder(folder / entry.folder, resume=resume, overwrite=overwrite)
-        check_inputs(folder, [] if resume else _inputs(entry.config))
+    places = [folder, *(folder / entry.folder for entry in entries)]
+    for place in places:
+        check_not_held(place)
+    _check_comparison(entries, folder, resume=resume, overwrite=overwrite)
     algorithms = [checked_algorithm(entry.config) for entry in entries]
     dataset = read_dataset(entries[0].config, screen)
-    start_comparison(folder)
-    listed: list[dict[str, Any]] = []
-    for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
-        screen.say(f"[{number}/{len(entries)}] {entry.label}")
-        summary = _train(
-            entry, algorithm, dataset, folder / entry.folder, screen, keep_model=keep_models, resume=resume
-        )
-        listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
-        _write_report([load_run(folder / entry.folder)], folder / entry.folder, None)
-    write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
-    runs = load_runs(folder)
-    return Done(runs, listed, _write_report(runs, folder, command))
+    with contextlib.ExitStack() as held:
+        for place in places:  # all at once, so that hours of the first entry are not lost to the second
+            held.enter_context(only_writer(place))
+        _check_comparison(entries, folder, resume=resume, overwrite=overwrite)
+        start_comparison(folder)
+        listed: list[dict[str, Any]] = []
+        for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
+            screen.say(f"[{number}/{len(entries)}] {entry.label}")
+            own = folder / entry.folder
+            summary = _train(entry, algorithm, dataset, own, screen, keep_model=keep_models, resume=resume)
+            listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
+            _write_report([load_run(own)], own, None)
+        write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
+        runs = load_runs(folder)
+        return Done(runs, listed, _write_report(runs, folder, command))
 
 
 def report_on(folders: Sequence[Path], out: Path) -> Done:
@@ -209,6 +217,13 @@ def _train(
         except Interrupted as error:
             words = shlex.join(["sparseloco", "train", "--resume", str(folder)])
             raise Interrupted(f"{entry.label} {error}; continue with: {words}") from error
+
+
+def _check_comparison(entries: Sequence[Entry], folder: Path, *, resume: bool, overwrite: bool) -> None:
+    check_comparison_folder(folder, resume=resume, overwrite=overwrite)
+    for entry in entries:
+        check_run_folder(folder / entry.folder, resume=resume, overwrite=overwrite)
+        check_inputs(folder, [] if resume else _inputs(entry.config))
 
 
 def _inputs(config: RunConfig) -> list[str]:
