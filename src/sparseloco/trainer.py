@@ -188,6 +188,8 @@ class _Run:
         if self.keeper is not None and (stopping or self.keeper.is_due(step)):
             saved = self.keeper.save(self.books, self.log)
         if stopping:
+            if self.log is not None:  # for whoever watches; the checkpoint's log, with which a resume starts, lacks it
+                self.log.write("interrupted", step=step, saved=saved)
             self.world.mean(0.0)  # a process that ends may take those with it that still write
             raise Interrupted(f"stopped at step {step} " + ("after saving" if saved else "without a checkpoint"))
 

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 INTERRUPTED = 130
 MISTAKE = 2
+UNFINISHED = 1
+"""Of ``watch``, if the run has ended without a result."""
 _OF_THE_DISK = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of files that no check in advance can rule out."""
 
