@@ -126,7 +126,7 @@ class Keeper:
         algorithm: What its replicas run.
         dataset: Its text.
         world: Replicas of this process.
-        resume: Where the run will continue, by :meth:`load`; None removes the checkpoints of an earlier run.
+        resume: Where the run will continue, by :meth:`load`; None if it starts anew. :meth:`begin` comes after that.
 
     Raises:
         CheckpointError: if ``resume`` belongs to another run; it says what differs, and nothing was touched.
@@ -155,9 +155,13 @@ class Keeper:
             check_identity(resume, self._identity)
             if resume.path.parent == folder.root:
                 self.saved_step = resume.step
-        if world.is_main:
-            folder.begin(self.saved_step)
-        world.mean(0.0)  # no process writes before that
+
+    def begin(self) -> None:
+        """Remove what is not of this run's past, once every process has accepted where it continues."""
+        self.world.mean(0.0)
+        if self.world.is_main:
+            self.folder.begin(self.saved_step)
+        self.world.mean(0.0)  # no process writes before that
 
     def is_due(self, step: int) -> bool:
         """Whether the settings ask for a checkpoint after ``step``."""

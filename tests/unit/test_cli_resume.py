@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +73,34 @@ def test_another_run_is_refused_and_nothing_is_lost(call: Call) -> None:
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
 
 
+def test_a_refused_resume_changes_nothing_in_the_folder(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that may change between two starts are written only once the state has been loaded and accepted."""
+    from sparseloco.replica import Replica
+
+    call("train", "run.toml", "--out", "mine", "--set", "checkpoint.every=1")
+    newest = Path("mine/checkpoints/step-00000004/shared.safetensors")
+    newest.write_bytes(newest.read_bytes()[:-1])  # passed over, and removed once the run goes on
+    Path("mine/checkpoints/.step-00000005.partial").mkdir()
+    before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+    again = ("train", "--resume", "mine", "--set", "train.log_every=1", "--set", "checkpoint.every=0")
+    load = Replica.load_private_state
+
+    def refuse(replica: Replica, state: Any) -> None:
+        load(replica, state | {"fingerprint": "00"} if replica.peer == 1 else state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Replica, "load_private_state", refuse)
+        ended = call(*again)
+    assert ended.code == 2
+    assert "error: fingerprint='00': must be '" in ended.err
+    assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
+    assert Path("mine/checkpoints/.step-00000005.partial").is_dir()
+    ended = call(*again)
+    assert ended.code == 0, ended.err
+    assert tomllib.loads(Path("mine/config.toml").read_text())["train"]["log_every"] == 1
+    assert sorted(path.name for path in Path("mine/checkpoints").iterdir()) == ["step-00000003", "step-00000004"]
+
+
 def test_resume_without_a_checkpoint_starts_at_the_beginning(call: Call) -> None:
     ended = call("train", "run.toml", "--out", "new", "--resume")
     assert ended.code == 0, ended.err
@@ -115,6 +145,11 @@ def test_compare_resumes_every_entry(call: Call) -> None:
     assert ended.err.count("resuming at step 4") == 2
     again = json.loads(Path("both/comparison.json").read_text())
     assert [run["digest"] for run in again] == [run["digest"] for run in first]
+    before = {path: path.read_bytes() for path in Path("both").rglob("*") if path.is_file()}
+    ended = call("compare", "run.toml", "--out", "both", "--resume", "--set", "train.seed=1")
+    assert ended.code == 2
+    assert "must come from this run, but train.seed is 0 there and 1 here" in ended.err
+    assert {path: path.read_bytes() for path in Path("both").rglob("*") if path.is_file()} == before
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:

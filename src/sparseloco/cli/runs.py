@@ -33,7 +33,7 @@ from sparseloco.config import Entry, build_algorithm, to_toml
 from sparseloco.data import Dataset, check_windows, open_dataset
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
 from sparseloco.launch import is_torchrun, memory_errors, train_processes, train_rank
-from sparseloco.metrics import named_errors, write_atomically
+from sparseloco.metrics import write_atomically
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.resume import check_identity, identity
 from sparseloco.settings import RunConfig, TransportConfig
@@ -112,7 +112,8 @@ def train_all(
         for place in places:  # all at once, so that hours of the first entry are not lost to the second
             held.enter_context(only_writer(place))
         _check_comparison(entries, folder, resume=resume, overwrite=overwrite)
-        start_comparison(folder)
+        if not resume:  # what is there is written again once every entry is done
+            start_comparison(folder)
         listed: list[dict[str, Any]] = []
         for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
             screen.say(f"[{number}/{len(entries)}] {entry.label}")
@@ -198,8 +199,6 @@ def _train(
         start_run(folder, to_toml(config))
     else:
         check_identity(found, identity(config, dataset))
-        with named_errors(folder / "config.toml"):
-            write_atomically(folder / "config.toml", to_toml(config))
     progressing = screen.training(entry.label, config.train.steps)
     with stop_signals() as stop, progressing as progress, memory_errors(config):
         try:
