@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.test_cli import CONFIG, Call, call
+from sparseloco.cli import runs
+from tests.unit.test_cli import CONFIG, Call, Ended, call
 
 __all__ = ["call"]
 ROOT = Path(__file__).parents[2]
@@ -150,6 +154,47 @@ def test_compare_resumes_every_entry(call: Call) -> None:
     assert ended.code == 2
     assert "must come from this run, but train.seed is 0 there and 1 here" in ended.err
     assert {path: path.read_bytes() for path in Path("both").rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """As if Ctrl-C had been pressed before the first round border of every run."""
+
+    @contextlib.contextmanager
+    def at_once() -> Iterator[Callable[[], bool]]:
+        yield lambda: True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "stop_signals", at_once)
+        yield patched
+
+
+def told_to_continue(ended: Ended) -> list[str]:
+    """Words of the command that an interrupted one names, without its program."""
+    assert ended.code == 130, ended.err
+    program, *words = shlex.split(ended.err.splitlines()[-1].partition("; continue with: ")[2])
+    assert program == "sparseloco"
+    return words
+
+
+def test_an_interrupted_comparison_names_the_command_that_goes_on(call: Call, stopping: pytest.MonkeyPatch) -> None:
+    long = ["--set", "train.steps=12", "--set", "train.evaluate_every=12"]
+    words = told_to_continue(call("compare", "run.toml", *long, "--out", "both two", "--models", "--json"))
+    assert words == ["compare", "run.toml", *long, "--out", "both two", "--resume", "--models", "--json"]
+    stopping.undo()
+    ended = call(*words)
+    assert ended.code == 0, ended.err
+    assert [run["steps"] for run in json.loads(ended.out)] == [12, 12]
+    assert Path("both two/sparse/model").is_dir()
+
+
+def test_an_interrupted_run_is_continued_with_its_options(call: Call, stopping: pytest.MonkeyPatch) -> None:
+    long = ["--set", "train.steps=12", "--set", "train.evaluate_every=12", "--out", "mine"]
+    words = told_to_continue(call("train", "run.toml", *long, "--no-model"))
+    assert words == ["train", "--resume", "mine", "--no-model"]
+    stopping.undo()
+    assert call(*words).code == 0
+    assert not Path("mine/model").exists()
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,11 +62,15 @@ def train_one(
     screen: Screen,
     command: str,
     *,
+    again: str = "",
     keep_model: bool = True,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Done | None:
-    """Train one run into ``folder``, or continue what is there; None at ranks that do not write."""
+    """Train one run into ``folder``, or continue what is there; None at ranks that do not write.
+
+    ``command`` stands in the report, ``again`` is what continues the run if it is interrupted.
+    """
     if is_torchrun():  # so that the run folder says what was used
         used = msgspec.structs.replace(entry.config, transport=TransportConfig(kind="process_group"))
         entry = msgspec.structs.replace(entry, config=used)
@@ -85,7 +88,7 @@ def train_one(
         return None
     with only_writer(folder):
         check_run_folder(folder, resume=resume, overwrite=overwrite)  # again: another may have ended there meanwhile
-        summary = _train(entry, algorithm, dataset, folder, screen, keep_model=keep_model, resume=resume)
+        summary = _train(entry, algorithm, dataset, folder, screen, again, keep_model=keep_model, resume=resume)
         return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
 
 
@@ -95,11 +98,15 @@ def train_all(
     screen: Screen,
     command: str,
     *,
+    again: str = "",
     keep_models: bool = False,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Done:
-    """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison."""
+    """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison.
+
+    ``command`` and ``again`` are as in :func:`train_one`, for the whole comparison.
+    """
     if is_torchrun():
         raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
     places = [folder, *(folder / entry.folder for entry in entries)]
@@ -118,7 +125,7 @@ def train_all(
         for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
             screen.say(f"[{number}/{len(entries)}] {entry.label}")
             own = folder / entry.folder
-            summary = _train(entry, algorithm, dataset, own, screen, keep_model=keep_models, resume=resume)
+            summary = _train(entry, algorithm, dataset, own, screen, again, keep_model=keep_models, resume=resume)
             listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
             _write_report([load_run(own)], own, None)
         write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
@@ -184,6 +191,7 @@ def _train(
     dataset: Dataset,
     folder: Path,
     screen: Screen,
+    again: str,
     *,
     keep_model: bool,
     resume: bool,
@@ -214,8 +222,7 @@ def _train(
                 keep_model=keep_model,
             )
         except Interrupted as error:
-            words = shlex.join(["sparseloco", "train", "--resume", str(folder)])
-            raise Interrupted(f"{entry.label} {error}; continue with: {words}") from error
+            raise Interrupted(f"{entry.label} {error}; continue with: {again}") from error
 
 
 def _check_comparison(entries: Sequence[Entry], folder: Path, *, resume: bool, overwrite: bool) -> None:
