@@ -189,6 +189,28 @@ def test_watch_says_that_a_run_was_interrupted(
     assert fate.startswith(f"RUN={str(folder)!r}: was interrupted at step 30 {how}; continue it with: sparseloco train")
 
 
+def test_watch_names_torchrun_for_a_run_that_it_started(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "mine", EVALUATION)
+    with (folder / "config.toml").open("a") as file:
+        file.write('workers = 3\n[transport]\nkind = "process_group"\n')
+    fate = watching.watch(folder, Screen(quiet=True))
+    again = f"torchrun --nproc-per-node 3 -m sparseloco train --resume {folder}"
+    assert fate is not None
+    assert fate.endswith(f"; continue it with: {again}")
+
+
+def test_the_command_of_torchrun_names_nodes_only_if_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparseloco.launch import launch_command, stopping_limit
+
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert launch_command() == "torchrun --nproc-per-node 8 -m"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert launch_command() == "torchrun --nnodes 2 --nproc-per-node 4 -m"
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90")
+    assert "has not ended in 90 s;" in stopping_limit()
+
+
 def test_ctrl_c_stops_only_the_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 

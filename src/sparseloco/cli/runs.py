@@ -27,11 +27,18 @@ from sparseloco.cli.folders import (
 )
 from sparseloco.cli.lock import check_not_held, only_writer
 from sparseloco.cli.screen import Screen
-from sparseloco.cli.shell import say, stop_signals
+from sparseloco.cli.shell import STOPPING, say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
 from sparseloco.data import Dataset, check_windows, open_dataset
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
-from sparseloco.launch import is_torchrun, memory_errors, train_processes, train_rank
+from sparseloco.launch import (
+    is_torchrun,
+    launch_command,
+    memory_errors,
+    stopping_limit,
+    train_processes,
+    train_rank,
+)
 from sparseloco.metrics import write_atomically
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.resume import check_identity, identity
@@ -82,9 +89,7 @@ def train_one(
     algorithm = checked_algorithm(entry.config)
     dataset = read_dataset(entry.config, screen)
     if not writes:
-        found = _newest(folder, entry, screen) if resume else None
-        with stop_signals() as stop:
-            train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
+        _follow_rank_0(entry, algorithm, dataset, folder, resume=resume)
         return None
     with only_writer(folder):
         check_run_folder(folder, resume=resume, overwrite=overwrite)  # again: another may have ended there meanwhile
@@ -208,7 +213,8 @@ def _train(
     else:
         check_identity(found, identity(config, dataset))
     progressing = screen.training(entry.label, config.train.steps)
-    with stop_signals() as stop, progressing as progress, memory_errors(config):
+    words = f"{STOPPING}{stopping_limit()}" if is_torchrun() else STOPPING
+    with stop_signals(words) as stop, progressing as progress, memory_errors(config):
         try:
             return run(
                 config,
@@ -222,7 +228,18 @@ def _train(
                 keep_model=keep_model,
             )
         except Interrupted as error:
-            raise Interrupted(f"{entry.label} {error}; continue with: {again}") from error
+            started = f"{launch_command()} " if is_torchrun() else ""
+            raise Interrupted(f"{entry.label} {error}; continue with: {started}{again}") from error
+
+
+def _follow_rank_0(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, *, resume: bool) -> None:
+    """The part of a rank of torchrun that does not write: what holds for all is said by rank 0 alone."""
+    found = CheckpointFolder(folder / CHECKPOINTS).newest()[0] if resume else None
+    with stop_signals(words="") as stop:
+        try:
+            train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
+        except Interrupted as error:
+            raise Interrupted from error
 
 
 def _check_comparison(entries: Sequence[Entry], folder: Path, *, resume: bool, overwrite: bool) -> None:

@@ -126,8 +126,17 @@ def _unfinished(folder: Path, last: dict[str, Any]) -> str:
     fate = "ended without a result, and no process writes to it"
     if _is_interruption(last):
         fate = f"was interrupted at step {last['step']} {'after saving' if last['saved'] else 'without a checkpoint'}"
-    words = shlex.join(["sparseloco", "train", "--resume", str(folder)])
+    words = shlex.join([*_launcher(folder), "sparseloco", "train", "--resume", str(folder)])
     return f"RUN={str(folder)!r}: {fate}; continue it with: {words}"
+
+
+def _launcher(folder: Path) -> list[str]:
+    """What stands before the command of a run that torchrun had started."""
+    table = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    train = table["train"]
+    if table.get("transport", {}).get("kind") != "process_group" or train.get("processes"):
+        return []
+    return ["torchrun", "--nproc-per-node", str(train.get("workers", 1)), "-m"]
 
 
 def _record(folder: Path, line: str) -> dict[str, Any]:
