@@ -149,6 +149,7 @@ class Keeper:
         self._identity = {
             **identity(config, dataset),
             "tensors": {spec.name: f"{spec.dtype} {list(spec.shape)}" for spec in specs},
+            "fixed": world.replicas[0].fixed_digests(),
             "parts": _flat("algorithm", algorithm.describe(specs).parts),
         }
         if resume is not None:
@@ -282,12 +283,12 @@ def check_identity(checkpoint: Checkpoint, mine: Mapping[str, Mapping[str, Any]]
     """
     theirs = checkpoint.facts["identity"]
     for group, now in json.loads(json.dumps(mine)).items():
-        told = _differences(theirs[group], now)
+        told = _differences(theirs.get(group, now), now)  # an earlier version saved fewer groups
         if told:
             more = f", and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
             raise CheckpointError(
                 f"{checkpoint.path}: must come from this run, but {', '.join(told[:_MOST_NAMED])}{more}; "
-                "resume with the same settings and text, or start anew in another folder"
+                "resume with the same settings, text and model, or start anew in another folder"
             )
 
 

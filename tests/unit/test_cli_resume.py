@@ -68,7 +68,7 @@ def test_another_run_is_refused_and_nothing_is_lost(call: Call) -> None:
     assert (ended.code, ended.err.splitlines()[-1]) == (
         2,
         "error: mine/checkpoints/step-00000004: must come from this run, but algorithm.k is 8 there and 4 here; resume "
-        "with the same settings and text, or start anew in another folder",
+        "with the same settings, text and model, or start anew in another folder",
     )
     Path("text.txt").write_text(Path("text.txt").read_text() + "another end")
     ended = call("train", "--resume", "mine")
