@@ -18,6 +18,7 @@ from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset
 from sparseloco.errors import CheckpointError
 from sparseloco.evaluation import Evaluation, World
+from sparseloco.model import known_by_content
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, TrainConfig, to_table
 from sparseloco.transport import Traffic, collect_early
@@ -262,6 +263,7 @@ def identity(config: RunConfig, dataset: Dataset) -> dict[str, dict[str, Any]]:
     """Settings and text that a resumed run must have in common with what it was."""
     table = to_table(config)
     settings = {f"{section}.{key}": value for section in _MUST_EQUAL for key, value in table[section].items()}
+    settings |= known_by_content(config)
     return {
         "settings": {
             **{name: value for name, value in settings.items() if name not in _MAY_DIFFER},

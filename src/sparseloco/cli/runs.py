@@ -40,6 +40,7 @@ from sparseloco.launch import (
     train_rank,
 )
 from sparseloco.metrics import write_atomically
+from sparseloco.model import located
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.resume import check_identity, identity
 from sparseloco.settings import RunConfig, TransportConfig
@@ -201,7 +202,7 @@ def _train(
     keep_model: bool,
     resume: bool,
 ) -> dict[str, Any]:
-    config = entry.config
+    config = located(entry.config)
     run = train_rank if is_torchrun() else train_processes if config.train.processes else train
     found = _newest(folder, entry, screen) if resume else None
     if found is None and resume and (folder / "summary.json").exists():
@@ -237,7 +238,7 @@ def _follow_rank_0(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder:
     found = CheckpointFolder(folder / CHECKPOINTS).newest()[0] if resume else None
     with stop_signals(words="") as stop:
         try:
-            train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
+            train_rank(located(entry.config), algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
         except Interrupted as error:
             raise Interrupted from error
 
