@@ -221,11 +221,13 @@ def named_scalars(kind: str, fields: Mapping[str, Any]) -> dict[str, float]:
         {'validation/loss': 3.25}
         >>> named_scalars("step", {"step": 5, "train_loss": 3.5, "delta_norm": 0.5, "bytes_sent": 12})
         {'train/loss': 3.5, 'norm/delta': 0.5, 'sync/bytes_sent': 12.0}
+    >>> named_scalars("interrupted", {"step": 5, "saved": True})
+    {}
     """
     numbers = {
         name: float(value)
         for name, value in fields.items()
-        if name != "step" and isinstance(value, int | float) and math.isfinite(value)
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
     if kind == "evaluation":
         return {f"{fields['split']}/{name}": value for name, value in numbers.items() if name in _EVALUATED}

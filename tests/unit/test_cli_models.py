@@ -232,6 +232,10 @@ def test_tasks_run_offline(call: Call) -> None:
     assert 0 < figures["tasks"]["lines"]["bits_per_byte"] < 10
 
 
+def located(place: str) -> str:
+    return repr(str(Path(place).resolve()))
+
+
 def test_a_model_by_path_trains_and_goes_on(call: Call) -> None:
     config = Path("mine/model/config.json")
     Path("new.toml").write_text(without_numbers(config=str(config)))
@@ -258,9 +262,9 @@ def test_weights_need_the_tokenizer_that_they_came_with(call: Call) -> None:
     ended = call("train", "on.toml", "--data", "other.txt", "--out", "on")
     assert (ended.code, ended.err) == (
         2,
-        "error: model.pretrained='mine/model': its tokenizer (300 tokens) must be that of the text, which is another "
-        "one (300 tokens on 'other.txt'), or its tokens would mean something else; use the text and data settings "
-        "that it was trained with\n",
+        f"error: model.pretrained={located('mine/model')}: its tokenizer (300 tokens) must be that of the text, which "
+        "is another one (300 tokens on 'other.txt'), or its tokens would mean something else; use the text and data "
+        "settings that it was trained with\n",
     )
 
 
@@ -334,6 +338,6 @@ def test_weights_must_be_whole(call: Call) -> None:
     Path("on.toml").write_text(without_numbers(pretrained="mine/model"))
     ended = call("train", "on.toml", "--out", "on")
     assert ended.err.startswith(
-        "error: model.pretrained='mine/model': must hold all weights of LlamaForCausalLM, but lacks 9, for example "
-        "model.layers.1.input_layernorm.weight; name a model that was saved whole"
+        f"error: model.pretrained={located('mine/model')}: must hold all weights of LlamaForCausalLM, but lacks 9, "
+        "for example model.layers.1.input_layernorm.weight; name a model that was saved whole"
     )

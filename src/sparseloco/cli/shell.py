@@ -22,8 +22,11 @@ from sparseloco.errors import Interrupted, SparseLocoError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+STOPPING = "stopping at the next round border, after saving; once more to stop at once"
 INTERRUPTED = 130
 MISTAKE = 2
+UNFINISHED = 1
+"""Of ``watch``, if the run has ended without a result."""
 _OF_THE_DISK = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of files that no check in advance can rule out."""
 
@@ -40,7 +43,8 @@ def command(body: Callable[P, T]) -> Callable[P, T]:
             try:
                 return body(*args, **kwargs)
             except Interrupted as error:
-                say(f"interrupted: {error}")
+                if words := str(error):  # without words another process has said it
+                    say(f"interrupted: {words}")
                 raise typer.Exit(INTERRUPTED) from error
             except SparseLocoError as error:
                 say(f"error: {error}")
@@ -58,8 +62,11 @@ def command(body: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
+def stop_signals(words: str = STOPPING) -> Iterator[Callable[[], bool]]:
     """Inside this block the first Ctrl-C or SIGTERM only makes the yielded function true; the next one ends at once.
+
+    Args:
+        words: Said at the first; nothing if empty.
 
     Yields:
         Whether a signal has come.
@@ -70,7 +77,8 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         if seen:
             raise KeyboardInterrupt
         seen.append(number)
-        say("stopping at the next round border, after saving; once more to stop at once")
+        if words:
+            say(words)
 
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, on_signal) for number in numbers}
