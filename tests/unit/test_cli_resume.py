@@ -161,7 +161,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """As if Ctrl-C had been pressed before the first round border of every run."""
 
     @contextlib.contextmanager
-    def at_once() -> Iterator[Callable[[], bool]]:
+    def at_once(*_: str) -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
     with monkeypatch.context() as patched:

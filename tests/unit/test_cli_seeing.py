@@ -59,7 +59,7 @@ def test_watch_shows_a_finished_run_and_ends(call: Call) -> None:
 
 def test_watch_of_an_interrupted_run_says_how_it_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def at_once() -> Iterator[Callable[[], bool]]:
+    def at_once(*_: str) -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
     long = ["--set", "train.steps=24", "--out", "mine"]
