@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from sparseloco.cli import runs
-from tests.unit.test_cli import CONFIG, Call, Ended, call
+from tests.cli import CONFIG, Call, Ended
+from tests.unit.test_cli import call
 
 __all__ = ["call"]
 ROOT = Path(__file__).parents[2]

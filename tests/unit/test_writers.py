@@ -166,10 +166,16 @@ def in_the_file(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("step", [5, 6, 11], ids=["at a line of the log", "between two", "after the last step"])
-def test_a_resumed_tensorboard_shows_each_step_once(tmp_path: Path, step: int) -> None:
+def test_a_resumed_tensorboard_shows_each_step_once(
+    tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The event files hold every record of metrics.jsonl, those at the step of the checkpoint too, and no other."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    # Files of one second and process are read in the order of this number as text.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
     resume = logged_run(tmp_path, "tensorboard")
     for _ in range(2):
