@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from sparseloco.cli import runs
-from tests.cli import CONFIG, Call, Ended
-from tests.unit.test_cli import call
+from tests.cli import Call, Ended
+from tests.unit.test_cli import CONFIG, call
 
 __all__ = ["call"]
 ROOT = Path(__file__).parents[2]

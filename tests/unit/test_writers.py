@@ -166,9 +166,7 @@ def in_the_file(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("step", [5, 6, 11], ids=["at a line of the log", "between two", "after the last step"])
-def test_a_resumed_tensorboard_shows_each_step_once(
-    tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_tensorboard_shows_each_step_once(tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event files hold every record of metrics.jsonl, those at the step of the checkpoint too, and no other."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
