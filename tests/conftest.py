@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.cli import Call, Ended, enter, run
 
 torch.set_num_threads(1)
 
@@ -18,3 +22,16 @@ def seed() -> int:
     """Seed torch's global generator and say with what."""
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command line in this process, in an empty folder; returns its exit code and what it printed."""
+    enter(tmp_path, monkeypatch)
+
+    def call(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = run(*arguments)
+        return Ended(code, *capsys.readouterr())
+
+    return call

@@ -22,7 +22,7 @@ LAYERS = {
     "L1": {"layout", "compress", "reduce", "gaps", "sections", "kernels", "channel"},
     "L2": {
         "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
-        "citations",
+        "citations", "generators",
     },
     "L3": {"wire", "transport", "session", "checkpoint"},
     "L4": {

@@ -21,6 +21,7 @@ from sparseloco.cli import app
 from sparseloco.config import keywords_of
 from sparseloco.config.sections import SECTIONS
 from sparseloco.presets import PRESETS
+from tests.cli import parse
 from tests.test_docs import PAGES, ROOT, page_id, snippets
 
 QUICK = {"describe", "cite", "doctor"}
@@ -80,19 +81,12 @@ def test_commands_of_the_documentation_work(
             app(words, prog_name="sparseloco")
         assert ended.value.code == 0
         return
-    group: Any = typer.main.get_command(app)
     if words[0].startswith("-"):
+        group: Any = typer.main.get_command(app)
         known = {option for parameter in group.params for option in parameter.opts}
         assert set(words) <= known
         return
-    verb: Any = group
-    rest = list(words)
-    while hasattr(verb, "get_command"):
-        context = verb.make_context("sparseloco", list(rest), resilient_parsing=True)
-        name = rest.pop(0)
-        verb = verb.get_command(context, name)
-        assert verb is not None, f"{page}: there is no verb {name}"
-    parsed = verb.make_context(words[0], rest)
+    parsed = parse(words)
     for path in re.findall(r"\S+\.toml", " ".join(words)):
         assert (ROOT / path).is_file() or path.startswith("runs/"), f"{page}: {path}"
     assert parsed.params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,13 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from sparseloco.config import load_entries
+from sparseloco.presets import PRESETS
+from tests.cli import Call, text
+
 ROOT = Path(__file__).parents[1]
+ENTRIES = load_entries(ROOT / "examples" / "methods.toml")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def output_of(name: str, *launcher: str) -> str:
+def output_of(name: str | Path, *launcher: str) -> str:
     command = [sys.executable, *(launcher or ("-W", "error")), str(ROOT / "examples" / name)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -55,9 +61,69 @@ def test_adapters_alone_travel() -> None:
     assert sent < 8 * 4 * trained / 10
 
 
+AROUND = """
+import os
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+data = torch.randn(2 * 8 * 60, 8)
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+seen = []
+
+def loss_of(model, batch):
+    seen.append(float(batch.sum()))
+    return (model(batch) - batch[:, :4]).square().mean()
+SNIPPET
+import torch.distributed as dist
+
+last = [*model.parameters()]
+print(f"seen {len(seen)} {sum(seen):.6f}, sum {sum(float(p.double().sum()) for p in last):.12f}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.mp
+def test_c74_the_loop_of_accelerate_as_it_is_printed(tmp_path: Path) -> None:
+    """C-74: both ranks see half of the batches and end, after two rounds of 30 steps, with the same parameters."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
+    page = (ROOT / "docs" / "library.md").read_text("utf-8")
+    (snippet,) = re.findall(r"^## With accelerate\n.*?^```python\n(.*?)^```", page, re.M | re.S)
+    script = tmp_path / "loop.py"
+    script.write_text(AROUND.replace("SNIPPET", snippet))
+    found = re.findall(r"seen (\d+) (\S+), sum (\S+)", output_of(script, *TORCHRUN))
+    assert [count for count, _, _ in found] == ["60", "60"]
+    assert found[0][1] != found[1][1]
+    assert found[0][2] == found[1][2]
+
+
 def test_every_example_is_tested_and_named_on_the_page() -> None:
     page = (ROOT / "docs" / "library.md").read_text("utf-8")
     tests = Path(__file__).read_text("utf-8")
     for example in (ROOT / "examples").glob("*.py"):
         assert f"../examples/{example.name}" in page
         assert f'"{example.name}"' in tests
+
+
+def test_every_method_has_an_entry() -> None:
+    assert sorted(entry.label for entry in ENTRIES) == sorted(entry.config.algorithm.preset for entry in ENTRIES)
+    assert {entry.label for entry in ENTRIES} == set(PRESETS)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_example_of_a_method_trains(cli: Call, preset: str) -> None:
+    """With the settings of the method as they stand, on less text and fewer steps."""
+    Path("text.txt").write_text(text())
+    smaller = {"workers": 2, "steps": 30, "batch_size": 2, "sequence_length": 32, "evaluation_tokens": 2048}
+    words = [word for name, value in smaller.items() for word in ("--set", f"train.{name}={value}")]
+    config = ["compare", str(ROOT / "examples" / "methods.toml"), "--set", "data.path=text.txt", *words]
+    ended = cli(*config, "--only", preset, "--out", "mine", "--json")
+    assert ended.code == 0, ended.err
+    (summary,) = json.loads(ended.out)
+    (entry,) = [entry for entry in ENTRIES if entry.label == preset]
+    assert summary["settings"] == entry.config.algorithm.settings
+    assert summary["rounds"] >= 2
+    metrics = [json.loads(line) for line in Path("mine", summary["folder"], "metrics.jsonl").read_text().splitlines()]
+    assert summary["held_out_loss"] < metrics[0]["loss"] - 0.02, "the model must be better than at the start"

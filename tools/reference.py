@@ -79,6 +79,7 @@ def methods() -> str:
     """The table of presets."""
     rows = [f"| [`{name}`]({name}.md) | {_sentence(_docstring(function)[0])} |" for name, function in PRESETS.items()]
     lines = ["# Methods\n", _NOTE, "Every method is a value made of parts: one short function, no branch elsewhere.\n"]
+    lines += ["Each page says how to run its entry of [`examples/methods.toml`](../../examples/methods.toml).\n"]
     return "\n".join([*lines, "| preset | what it does |\n|---|---|", *rows, ""])
 
 
@@ -105,6 +106,10 @@ def method(name: str) -> str:
         "```toml\n[algorithm]\n"
         + "\n".join([f'preset = "{name}"', *(f"{k} = {d}" for k, _, d, _ in keywords)])
         + "\n```\n",
+        "## Try it\n",
+        "One entry of [`examples/methods.toml`](../../examples/methods.toml), on text that is on this machine already; "
+        f"without `--only` all methods are trained and reported on together:\n\n```sh\nsparseloco compare "
+        f"examples/methods.toml --only {name} --out runs/{name}\n```\n",
         "## Parts\n",
         "| part | value |\n|---|---|",
         *(f"| {part} | `{_part(function(), part)}` |" for part in _PARTS),

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.compress import LowRank, ScaledSign, Statistical, Stochastic, TopK
-from sparseloco.errors import ConfigError
+from sparseloco.errors import check_choice
 from sparseloco.outer import Sgd
 from sparseloco.presets import PRESETS
 
@@ -193,8 +193,7 @@ def cite(preset: str, **settings: Any) -> list[tuple[str, Reference]]:
         >>> [(role, reference.arxiv) for role, reference in cite("diloco")][0]
         ('method', '2311.08105')
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"preset={preset!r}: must be one of {', '.join(PRESETS)}; choose one of them")
+    check_choice("preset", preset, PRESETS)
     takes_inner = "inner" in inspect.signature(PRESETS[preset]).parameters
     found = dict.fromkeys(METHODS[preset], "method")
     for role, key in _of_parts(PRESETS[preset](**settings)):

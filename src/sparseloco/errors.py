@@ -3,6 +3,9 @@
 Messages follow one template: ``<name>=<value>: <what must hold>; <what to do>``.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SparseLocoError(Exception):
     """Base of all errors raised by this library."""
@@ -40,3 +43,16 @@ def check_whole(name: str, value: object) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{name}={value!r}: must be a whole number; leave out the fraction")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a name that is not one of several.
+
+    Raises:
+        ConfigError: naming all of them, and the one that was probably meant.
+    """
+    known = list(choices)
+    if value not in known:
+        near = get_close_matches(str(value).lower(), known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "choose one of them"
+        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(known)}; {remedy}")

@@ -8,8 +8,8 @@ import multiprocessing
 import os
 import queue
 import signal
-import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -34,7 +34,10 @@ from sparseloco.settings import RunConfig
 from sparseloco.simulate import replica_rng_state
 from sparseloco.trainer import ProgressCallback, StopCallback, train
 from sparseloco.transport import ProcessGroup
-from sparseloco.transport.process_group import joined_group
+from sparseloco.transport.process_group import joined_group, meeting_folder
+
+_LOOK_S = 0.5
+"""Time between two looks at whether torchrun is still there."""
 
 logger = logging.getLogger("sparseloco")
 
@@ -105,7 +108,7 @@ def train_processes(
     context = multiprocessing.get_context("spawn")
     events: Queue[tuple[str, Any]] = context.Queue()
     stopping = context.Event()
-    with tempfile.TemporaryDirectory(prefix="sparseloco-") as folder:
+    with meeting_folder() as folder:
         rendezvous = f"file://{folder}/rendezvous"
         arguments = (
             *(config, algorithm, out, label, keep_model, rendezvous, events, logger.getEffectiveLevel()),
@@ -149,6 +152,8 @@ def train_rank(
             f"train.workers={config.train.workers}: must be the {world_size} ranks that torchrun started; "
             f"pass --workers {world_size}"
         )
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # only then is the parent known to be one that stays
+        threading.Thread(target=_die_with_launcher, args=(os.getppid(),), daemon=True).start()
     with joined_group("env://", int(os.environ["RANK"]), world_size):
         world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
         return train(
@@ -183,6 +188,19 @@ def memory_errors(config: RunConfig) -> Iterator[None]:
 def is_torchrun() -> bool:
     """Whether torchrun (or a launcher like it) started this process as one rank of several."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def launch_command() -> str:
+    """What starts as many ranks as torchrun has started here, up to the name of the command."""
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])
+    return f"torchrun {f'--nnodes {nodes} ' if nodes != '1' else ''}--nproc-per-node {ranks} -m"
+
+
+def stopping_limit() -> str:
+    """What torchrun does to ranks that take long to stop, to be said after a signal."""
+    seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+    return f" (torchrun kills what has not ended in {seconds} s; TORCH_ELASTIC_SHUTDOWN_TIMEOUT changes that)"
 
 
 def _worker(
@@ -241,6 +259,13 @@ def _die_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def _die_with_launcher(launcher: int) -> None:
+    """The same for a rank of torchrun, which starts its ranks in sessions of their own, so that they outlive it."""
+    while os.getppid() == launcher:
+        time.sleep(_LOOK_S)
+    os._exit(1)
 
 
 def _follow(events: Iterator[tuple[str, Any]], progress: ProgressCallback | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from sparseloco.compress import (
     TopK,
     ValueCode,
 )
-from sparseloco.errors import ConfigError, check_whole
+from sparseloco.errors import ConfigError, check_choice, check_whole
 from sparseloco.fragments import Even, Layers
 from sparseloco.layout import Chunks, DctTiles, Flat, Matrices, Tiles
 from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw
@@ -360,8 +360,7 @@ def build(preset: str, settings: dict[str, Any] | None = None, **private: Any) -
     Raises:
         ConfigError: if there is no such preset.
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"preset={preset!r}: must be one of {', '.join(PRESETS)}; choose one of them")
+    check_choice("preset", preset, PRESETS)
     settings = dict(settings or {})
     return replace(PRESETS[preset](**settings, **private), recipe=Recipe(preset, settings))
 

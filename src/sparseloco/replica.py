@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from sparseloco import generators
 from sparseloco.algorithm import Algorithm
 from sparseloco.bits import hex_digest
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
@@ -169,6 +170,16 @@ class Replica:
             for spec, span in zip(lane.state.specs, lane.state.spans, strict=True)
         }
 
+    def fixed_digests(self) -> dict[str, str]:
+        """Type, shape and digest of all that training does not change and no state holds, by name.
+
+        That is: frozen parameters, and buffers that the model derives anew each time, such as rotary frequencies.
+        """
+        return {
+            name: f"{tensor.dtype} {list(tensor.shape)} {hex_digest(*digest_tensors([('', _in_whole_items(tensor))]))}"
+            for name, tensor in {**self._frozen, **self._derived}.items()
+        }
+
     @property
     def rounds(self) -> int:
         """Rounds that the first fragment has posted."""
@@ -209,7 +220,7 @@ class Replica:
         """
         remedy = "all peers need the same algorithm and model"
         _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
-        _expect("blocks", _count_blocks(state), state.get("blocks"), "load a complete state")
+        _expect_all_blocks(state)
         for lane in self._lanes:
             lane.check_shared_state(state)
         self.step = state["step"]
@@ -218,9 +229,10 @@ class Replica:
         self.optimizer = self.algorithm.local.build(self.params)
 
     def private_state(self) -> StateDict:
-        """What only this replica has, on torch's CPU generator as well; take it while the model is this replica's.
+        """What only this replica has; take it while the model is this replica's.
 
-        Live parameters, residual, inner optimizer, messages in flight, random state, buffers that are not synced.
+        Live parameters, residual, inner optimizer, messages in flight, buffers that are not synced, and the random
+        state of the CPU and of the devices on which the parameters are.
         """
         state: StateDict = {
             "fingerprint": self.fingerprint,
@@ -228,6 +240,7 @@ class Replica:
             "step": self.step,
             "weight": self.weight,
             "rng": torch.get_rng_state(),
+            "rng_devices": generators.states_of(generators.devices_of(self.params.values())),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
         }
         state |= {f"buffer/{name}": buffer.data.clone() for name, buffer in self._private_buffers.items()}
@@ -238,7 +251,7 @@ class Replica:
     def load_private_state(self, state: StateDict) -> None:
         """Continue where :meth:`private_state` was taken; load the shared state first.
 
-        Sets torch's CPU generator.
+        Sets torch's CPU generator and those of the devices on which the parameters are.
 
         Raises:
             CheckpointError: if it belongs to another algorithm, model or step, or a shape or type changed.
@@ -254,6 +267,7 @@ class Replica:
         if self.optimizer:
             _load_optimizer(self.optimizer, state["optimizer"])
         torch.set_rng_state(state["rng"])
+        generators.set_states(generators.devices_of(self.params.values()), state.get("rng_devices", []))
 
     def payload_of(self, key: Key, tensors: dict[str, Tensor]) -> Payload:
         """A payload of that fragment from its parts, for messages that were kept on a disk."""
@@ -264,6 +278,7 @@ class Replica:
     def _add_buffers(self, model: nn.Module) -> None:
         """Synced buffers are one more lane; private ones are named once."""
         buffers = persistent_buffers(model)
+        self._derived = {name: buffer for name, buffer in model.named_buffers() if name not in buffers}
         found = {name: buffer for name, buffer in buffers.items() if torch.is_floating_point(buffer)}
         synced = found if self.algorithm.sync_buffers else {}
         self._private_buffers = {name: buffer for name, buffer in buffers.items() if name not in synced}
@@ -303,9 +318,29 @@ class Replica:
                 )
 
 
+def _in_whole_items(tensor: Tensor) -> Tensor:
+    """The same numbers in items of four or eight bytes, as a digest wants them."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.to(torch.complex128))
+    return tensor.to(state_dtype(tensor.dtype) if tensor.is_floating_point() else torch.int64)
+
+
 def _expect(name: str, found: object, wanted: object, remedy: str) -> None:
     if found != wanted:
         raise CheckpointError(f"{name}={found!r}: must be {wanted!r}; {remedy}")
+
+
+def _expect_all_blocks(state: StateDict) -> None:
+    found, saved = _count_blocks(state), state.get("blocks")
+    if saved is None:
+        raise CheckpointError(
+            f"blocks=missing: must be in shared state and say how many blocks it holds, here {found}; "
+            "load what shared_state() returned"
+        )
+    if found != saved:
+        raise CheckpointError(
+            f"blocks={saved}: must be the number of blocks in shared state, which holds {found}; load a complete one"
+        )
 
 
 def _count_blocks(state: StateDict) -> int:

@@ -18,6 +18,7 @@ from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset
 from sparseloco.errors import CheckpointError
 from sparseloco.evaluation import Evaluation, World
+from sparseloco.model import known_by_content
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, TrainConfig, to_table
 from sparseloco.transport import Traffic, collect_early
@@ -126,7 +127,7 @@ class Keeper:
         algorithm: What its replicas run.
         dataset: Its text.
         world: Replicas of this process.
-        resume: Where the run will continue, by :meth:`load`; None removes the checkpoints of an earlier run.
+        resume: Where the run will continue, by :meth:`load`; None if it starts anew. :meth:`begin` comes after that.
 
     Raises:
         CheckpointError: if ``resume`` belongs to another run; it says what differs, and nothing was touched.
@@ -149,15 +150,20 @@ class Keeper:
         self._identity = {
             **identity(config, dataset),
             "tensors": {spec.name: f"{spec.dtype} {list(spec.shape)}" for spec in specs},
+            "fixed": world.replicas[0].fixed_digests(),
             "parts": _flat("algorithm", algorithm.describe(specs).parts),
         }
         if resume is not None:
             check_identity(resume, self._identity)
             if resume.path.parent == folder.root:
                 self.saved_step = resume.step
-        if world.is_main:
-            folder.begin(self.saved_step)
-        world.mean(0.0)  # no process writes before that
+
+    def begin(self) -> None:
+        """Remove what is not of this run's past, once every process has accepted where it continues."""
+        self.world.mean(0.0)
+        if self.world.is_main:
+            self.folder.begin(self.saved_step)
+        self.world.mean(0.0)  # no process writes before that
 
     def is_due(self, step: int) -> bool:
         """Whether the settings ask for a checkpoint after ``step``."""
@@ -257,6 +263,7 @@ def identity(config: RunConfig, dataset: Dataset) -> dict[str, dict[str, Any]]:
     """Settings and text that a resumed run must have in common with what it was."""
     table = to_table(config)
     settings = {f"{section}.{key}": value for section in _MUST_EQUAL for key, value in table[section].items()}
+    settings |= known_by_content(config)
     return {
         "settings": {
             **{name: value for name, value in settings.items() if name not in _MAY_DIFFER},
@@ -278,12 +285,12 @@ def check_identity(checkpoint: Checkpoint, mine: Mapping[str, Mapping[str, Any]]
     """
     theirs = checkpoint.facts["identity"]
     for group, now in json.loads(json.dumps(mine)).items():
-        told = _differences(theirs[group], now)
+        told = _differences(theirs.get(group, now), now)  # an earlier version saved fewer groups
         if told:
             more = f", and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
             raise CheckpointError(
                 f"{checkpoint.path}: must come from this run, but {', '.join(told[:_MOST_NAMED])}{more}; "
-                "resume with the same settings and text, or start anew in another folder"
+                "resume with the same settings, text and model, or start anew in another folder"
             )
 
 

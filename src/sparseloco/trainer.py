@@ -26,7 +26,7 @@ from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, next_t
 from sparseloco.replica import Replica
 from sparseloco.resume import Books, Keeper
 from sparseloco.schedule import value_at
-from sparseloco.settings import RunConfig, TrainConfig
+from sparseloco.settings import RunConfig, TrainConfig, to_toml
 from sparseloco.simulate import Cohort
 from sparseloco.transport import Traffic, drain, post_due, settle
 from sparseloco.writers import FanOut, open_log
@@ -65,7 +65,8 @@ def train(
         label: Name of the run in reports.
         progress: Called after every inner step.
         world: Replicas of this process; None simulates all of them here.
-        resume: Where to continue; ``out`` must be given as well.
+        resume: Where to continue; ``out`` must be given as well, and nothing in it changes until all of the state has
+            been loaded and accepted. Then ``config.toml`` is written with the settings as they are now.
         stop: Asked at round borders; once it says so at any process, all save and stop.
         keep_model: Write the last anchor and the tokenizer.
 
@@ -89,7 +90,11 @@ def train(
         folder = CheckpointFolder(out / CHECKPOINTS, config.checkpoint.keep)
         keeper = Keeper(folder, config, algorithm, dataset, world, resume)
         metrics = keeper.load(resume, books) if resume is not None else b""
-        log = open_log(out, label, config, metrics) if world.is_main else None
+        keeper.begin()
+        if resume is not None and world.is_main:
+            with named_errors(out / "config.toml"):
+                write_atomically(out / "config.toml", to_toml(config))  # some settings may change between two starts
+        log = open_log(out, label, config, metrics, resume and resume.step) if world.is_main else None
     run = _Run(config, dataset, world, books, keeper, log, progress, stop)
     try:
         run.loop()
@@ -188,6 +193,8 @@ class _Run:
         if self.keeper is not None and (stopping or self.keeper.is_due(step)):
             saved = self.keeper.save(self.books, self.log)
         if stopping:
+            if self.log is not None:  # for whoever watches; the checkpoint's log, with which a resume starts, lacks it
+                self.log.write("interrupted", step=step, saved=saved)
             self.world.mean(0.0)  # a process that ends may take those with it that still write
             raise Interrupted(f"stopped at step {step} " + ("after saving" if saved else "without a checkpoint"))
 

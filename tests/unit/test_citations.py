@@ -52,5 +52,7 @@ def test_settings_choose_the_parts() -> None:
 
 
 def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="preset='sparse': must be one of ddp, local_sgd"):
-        cite("sparse")
+    with pytest.raises(
+        ConfigError, match=r"preset='Sparse': must be one of ddp, local_sgd.*; did you mean 'sparseloco'\?"
+    ):
+        cite("Sparse")

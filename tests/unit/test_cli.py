@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -16,35 +16,10 @@ from sparseloco.cli import app, runs, screen
 from sparseloco.config import load_config, to_toml
 from sparseloco.metrics import Status
 from sparseloco.presets import PRESETS
+from tests.cli import Call, names, process, run_file, text
 
-CONFIG = """
-[algorithm]
-preset = "sparseloco"
-inner_steps = 2
-tile = 8
-k = 8
-
-[model]
-hidden_size = 16
-num_layers = 1
-num_heads = 2
-intermediate_size = 24
-
-[data]
-path = "text.txt"
-vocab_size = 300
-
-[train]
-workers = 2
-steps = 4
-batch_size = 2
-sequence_length = 16
-evaluate_every = 2
-evaluation_tokens = 64
-
-[optimizer]
-warmup_steps = 1
-
+CONFIG = run_file(
+    more="""
 [[compare]]
 label = "Sparse"
 
@@ -54,45 +29,17 @@ preset = "diloco"
 inner_steps = 2
 tuned = ["outer_momentum"]
 """
+)
 RUN_FILES = ["checkpoints", "config.toml", "loss_over_bytes.png", "loss_over_tokens.png", "metrics.jsonl",
              "report.html", "summary.json"]  # fmt: skip
 
 
-class Ended(NamedTuple):
-    code: int | str | None
-    out: str
-    err: str
-
-
-Call = Callable[..., Ended]
-
-
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command line in this process, in a folder with a configuration and a small text."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
+def call(cli: Call) -> Call:
+    """In a folder with a configuration and a small text."""
     Path("run.toml").write_text(CONFIG)
-    lines = (f"Line {number} says that {number * 7919 % 1000} is not {number % 13}.\n" for number in range(2000))
-    Path("text.txt").write_text("".join(lines))
-
-    def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            app(list(arguments), prog_name="sparseloco")
-        out, err = capsys.readouterr()
-        return Ended(ended.value.code, out, err)
-
-    return run
-
-
-def names(folder: str | Path) -> list[str]:
-    return sorted(path.name for path in Path(folder).iterdir())
-
-
-def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sparseloco", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    Path("text.txt").write_text(text())
+    return cli
 
 
 def test_train_leaves_a_run_folder(call: Call) -> None:
@@ -304,13 +251,6 @@ def test_help_is_quick_and_has_an_example(tmp_path: Path) -> None:
     assert not {"torch", "numpy", "transformers", "tokenizers", "matplotlib", "msgspec"} & set(loaded.split()), (
         ended.stderr
     )
-
-
-@pytest.mark.parametrize("verb", ["train", "compare", "describe", "report", "watch", "doctor", "cite"])
-def test_every_verb_has_an_example(call: Call, verb: str) -> None:
-    ended = call(verb, "--help")
-    assert ended.code == 0
-    assert f"Example: sparseloco {verb} " in ended.out
 
 
 def test_module_is_the_command(tmp_path: Path) -> None:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sparseloco.cli import app
+from tests.cli import Call, run_file
 
-CONFIG = """
-[algorithm]
-preset = "sparseloco"
-inner_steps = 2
-tile = 8
-k = 8
-
-[model]
-hidden_size = 16
-num_layers = 1
-num_heads = 2
-intermediate_size = 24
-
+CONFIG = run_file(
+    """
 [data]
 vocab_size = 300
 validation_fraction = 0.2
@@ -33,38 +21,17 @@ path = "tales.txt"
 
 [[data.sources]]
 path = "rows.jsonl"
-
-[train]
-workers = 2
-steps = 4
-batch_size = 2
-sequence_length = 16
-evaluate_every = 2
-evaluation_tokens = 64
-
-[optimizer]
-warmup_steps = 1
 """
-
-Call = Callable[..., tuple[int, str, str]]
+)
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command line in this process, in a folder with a configuration and two small sources."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
+def call(cli: Call) -> Call:
+    """In a folder with a configuration and two small sources."""
     Path("run.toml").write_text(CONFIG)
     Path("tales.txt").write_text("".join(f"Line {n} says {n * 7919 % 1000}.\n\n" for n in range(2000)))
     Path("rows.jsonl").write_text("".join(json.dumps({"text": f"row {n} of few {n % 13}"}) + "\n" for n in range(60)))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            app(list(arguments), prog_name="sparseloco")
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
+    return cli
 
 
 def test_prepare_then_inspect(call: Call, tmp_path: Path) -> None:
@@ -100,13 +67,6 @@ def test_sentences(call: Call, tmp_path: Path) -> None:
         "error: data.tokenizer='gone.json': must be an existing file or folder, or a name on the hub; check it\n",
     )
     assert "must be a finished entry of the cache" in call("data", "inspect", str(tmp_path))[2]
-
-
-@pytest.mark.parametrize("verb", ["prepare", "inspect"])
-def test_help_has_an_example(call: Call, verb: str) -> None:
-    code, out, _ = call("data", verb, "--help")
-    assert code == 0
-    assert f"Example: sparseloco data {verb}" in out
 
 
 def test_c38_text_that_ends_in_a_run_starts_again_and_it_is_said_once(call: Call) -> None:

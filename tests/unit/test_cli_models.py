@@ -7,60 +7,19 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
-from sparseloco.cli import app
 from sparseloco.model import build_model, find_model, load_model, load_tokenizer
+from tests.cli import Call, enter, run, run_file, text
 
-CONFIG = """
-[algorithm]
-preset = "sparseloco"
-inner_steps = 2
-tile = 8
-k = 8
-
-[model]
-hidden_size = 16
-num_layers = 1
-num_heads = 2
-intermediate_size = 24
-
-[data]
-path = "text.txt"
-vocab_size = 300
-
-[train]
-workers = 2
-steps = 4
-batch_size = 2
-sequence_length = 16
-evaluate_every = 2
-evaluation_tokens = 64
-
-[optimizer]
-warmup_steps = 1
-"""
+CONFIG = run_file()
 NUMBERS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
-
-
-class Ended(NamedTuple):
-    code: int | str | None
-    out: str
-    err: str
-
-
-Call = Callable[..., Ended]
-
-
-def text(lines: range) -> str:
-    return "".join(f"Line {number} says that {number * 7919 % 1000} is not {number % 13}.\n" for number in lines)
 
 
 @pytest.fixture(scope="module")
@@ -68,31 +27,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run in it, trained once for all tests."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("SPARSELOCO_CACHE", str(folder / "cache"))
+        enter(folder, patch)
         Path("run.toml").write_text(CONFIG)
-        Path("text.txt").write_text(text(range(2000)))
-        with pytest.raises(SystemExit) as ended:
-            app(["train", "run.toml", "--out", "mine", "--json"], prog_name="sparseloco")
-        assert ended.value.code == 0
+        Path("text.txt").write_text(text())
+        assert run("train", "run.toml", "--out", "mine", "--json") == 0
     return folder
 
 
 @pytest.fixture
-def call(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command line in this process, in a copy of that folder."""
+def call(trained: Path, tmp_path: Path, cli: Call) -> Call:
+    """In a copy of that folder."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
-
-    def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            app(list(arguments), prog_name="sparseloco")
-        out, err = capsys.readouterr()
-        return Ended(ended.value.code, out, err)
-
-    return run
+    return cli
 
 
 def without_numbers(**named: str) -> str:
@@ -286,6 +232,10 @@ def test_tasks_run_offline(call: Call) -> None:
     assert 0 < figures["tasks"]["lines"]["bits_per_byte"] < 10
 
 
+def located(place: str) -> str:
+    return repr(str(Path(place).resolve()))
+
+
 def test_a_model_by_path_trains_and_goes_on(call: Call) -> None:
     config = Path("mine/model/config.json")
     Path("new.toml").write_text(without_numbers(config=str(config)))
@@ -312,9 +262,9 @@ def test_weights_need_the_tokenizer_that_they_came_with(call: Call) -> None:
     ended = call("train", "on.toml", "--data", "other.txt", "--out", "on")
     assert (ended.code, ended.err) == (
         2,
-        "error: model.pretrained='mine/model': its tokenizer (300 tokens) must be that of the text, which is another "
-        "one (300 tokens on 'other.txt'), or its tokens would mean something else; use the text and data settings "
-        "that it was trained with\n",
+        f"error: model.pretrained={located('mine/model')}: its tokenizer (300 tokens) must be that of the text, which "
+        "is another one (300 tokens on 'other.txt'), or its tokens would mean something else; use the text and data "
+        "settings that it was trained with\n",
     )
 
 
@@ -388,6 +338,6 @@ def test_weights_must_be_whole(call: Call) -> None:
     Path("on.toml").write_text(without_numbers(pretrained="mine/model"))
     ended = call("train", "on.toml", "--out", "on")
     assert ended.err.startswith(
-        "error: model.pretrained='mine/model': must hold all weights of LlamaForCausalLM, but lacks 9, for example "
-        "model.layers.1.input_layernorm.weight; name a model that was saved whole"
+        f"error: model.pretrained={located('mine/model')}: must hold all weights of LlamaForCausalLM, but lacks 9, "
+        "for example model.layers.1.input_layernorm.weight; name a model that was saved whole"
     )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.test_cli import CONFIG, Call, call
+from sparseloco.cli import runs
+from tests.cli import Call, Ended
+from tests.unit.test_cli import CONFIG, call
 
 __all__ = ["call"]
 ROOT = Path(__file__).parents[2]
@@ -62,13 +69,41 @@ def test_another_run_is_refused_and_nothing_is_lost(call: Call) -> None:
     assert (ended.code, ended.err.splitlines()[-1]) == (
         2,
         "error: mine/checkpoints/step-00000004: must come from this run, but algorithm.k is 8 there and 4 here; resume "
-        "with the same settings and text, or start anew in another folder",
+        "with the same settings, text and model, or start anew in another folder",
     )
     Path("text.txt").write_text(Path("text.txt").read_text() + "another end")
     ended = call("train", "--resume", "mine")
     assert ended.code == 2
     assert "must come from this run, but corpus.sha256 is '" in ended.err
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
+
+
+def test_a_refused_resume_changes_nothing_in_the_folder(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that may change between two starts are written only once the state has been loaded and accepted."""
+    from sparseloco.replica import Replica
+
+    call("train", "run.toml", "--out", "mine", "--set", "checkpoint.every=1")
+    newest = Path("mine/checkpoints/step-00000004/shared.safetensors")
+    newest.write_bytes(newest.read_bytes()[:-1])  # passed over, and removed once the run goes on
+    Path("mine/checkpoints/.step-00000005.partial").mkdir()
+    before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+    again = ("train", "--resume", "mine", "--set", "train.log_every=1", "--set", "checkpoint.every=0")
+    load = Replica.load_private_state
+
+    def refuse(replica: Replica, state: Any) -> None:
+        load(replica, state | {"fingerprint": "00"} if replica.peer == 1 else state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Replica, "load_private_state", refuse)
+        ended = call(*again)
+    assert ended.code == 2
+    assert "error: fingerprint='00': must be '" in ended.err
+    assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
+    assert Path("mine/checkpoints/.step-00000005.partial").is_dir()
+    ended = call(*again)
+    assert ended.code == 0, ended.err
+    assert tomllib.loads(Path("mine/config.toml").read_text())["train"]["log_every"] == 1
+    assert sorted(path.name for path in Path("mine/checkpoints").iterdir()) == ["step-00000003", "step-00000004"]
 
 
 def test_resume_without_a_checkpoint_starts_at_the_beginning(call: Call) -> None:
@@ -115,6 +150,52 @@ def test_compare_resumes_every_entry(call: Call) -> None:
     assert ended.err.count("resuming at step 4") == 2
     again = json.loads(Path("both/comparison.json").read_text())
     assert [run["digest"] for run in again] == [run["digest"] for run in first]
+    before = {path: path.read_bytes() for path in Path("both").rglob("*") if path.is_file()}
+    ended = call("compare", "run.toml", "--out", "both", "--resume", "--set", "train.seed=1")
+    assert ended.code == 2
+    assert "must come from this run, but train.seed is 0 there and 1 here" in ended.err
+    assert {path: path.read_bytes() for path in Path("both").rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """As if Ctrl-C had been pressed before the first round border of every run."""
+
+    @contextlib.contextmanager
+    def at_once(*_: str) -> Iterator[Callable[[], bool]]:
+        yield lambda: True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "stop_signals", at_once)
+        yield patched
+
+
+def told_to_continue(ended: Ended) -> list[str]:
+    """Words of the command that an interrupted one names, without its program."""
+    assert ended.code == 130, ended.err
+    program, *words = shlex.split(ended.err.splitlines()[-1].partition("; continue with: ")[2])
+    assert program == "sparseloco"
+    return words
+
+
+def test_an_interrupted_comparison_names_the_command_that_goes_on(call: Call, stopping: pytest.MonkeyPatch) -> None:
+    long = ["--set", "train.steps=12", "--set", "train.evaluate_every=12"]
+    words = told_to_continue(call("compare", "run.toml", *long, "--out", "both two", "--models", "--json"))
+    assert words == ["compare", "run.toml", *long, "--out", "both two", "--resume", "--models", "--json"]
+    stopping.undo()
+    ended = call(*words)
+    assert ended.code == 0, ended.err
+    assert [run["steps"] for run in json.loads(ended.out)] == [12, 12]
+    assert Path("both two/sparse/model").is_dir()
+
+
+def test_an_interrupted_run_is_continued_with_its_options(call: Call, stopping: pytest.MonkeyPatch) -> None:
+    long = ["--set", "train.steps=12", "--set", "train.evaluate_every=12", "--out", "mine"]
+    words = told_to_continue(call("train", "run.toml", *long, "--no-model"))
+    assert words == ["train", "--resume", "mine", "--no-model"]
+    stopping.undo()
+    assert call(*words).code == 0
+    assert not Path("mine/model").exists()
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sparseloco.cli import runs
+from sparseloco.presets import PRESETS
 from tests.unit.test_cli import Call, call, names, process
 
 __all__ = ["call"]  # the fixture
@@ -22,9 +25,13 @@ def test_cite_prints_bibtex_and_json(call: Call) -> None:
     assert [row["role"] for row in rows][:2] == ["method", "error feedback"]
     assert rows[0]["arxiv"] == "2508.15706"
     assert rows[0]["bibtex"] in text
-    ended = call("cite", "sparse")
-    assert ended.code == 2
-    assert ended.err.startswith("error: preset='sparse': must be one of ddp, local_sgd")
+    ended = call("cite", "sparsloco")
+    listed = ", ".join(PRESETS)
+    assert (ended.code, ended.err) == (
+        2,
+        f"error: preset='sparsloco': must be one of {listed}; did you mean 'sparseloco'?\n",
+    )
+    assert call("cite", "muon").err == f"error: preset='muon': must be one of {listed}; choose one of them\n"
 
 
 def test_doctor_prints_a_page_and_json(call: Call) -> None:
@@ -48,6 +55,32 @@ def test_watch_shows_a_finished_run_and_ends(call: Call) -> None:
     assert call("watch", "nowhere").err == (
         "error: folder='nowhere': must hold the config.toml of one run; give a run's folder\n"
     )
+
+
+def test_watch_of_an_interrupted_run_says_how_it_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def at_once(*_: str) -> Iterator[Callable[[], bool]]:
+        yield lambda: True
+
+    long = ["--set", "train.steps=24", "--out", "mine"]
+    assert call("train", "run.toml", *long[:-1], "straight").code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "stop_signals", at_once)
+        assert call("train", "run.toml", *long).code == 130
+    fate = "RUN='mine': was interrupted at step 10 after saving; continue it with: sparseloco train --resume mine"
+    ended = call("watch", "mine")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.splitlines()[-1] == fate
+    ended = call("watch", "mine", "--json")
+    assert (ended.code, ended.err) == (1, fate + "\n")
+    assert json.loads(ended.out.splitlines()[-1]) == {"kind": "interrupted", "step": 10, "saved": True}
+    assert call("train", "--resume", "mine").code == 0
+    kinds = [
+        [json.loads(line)["kind"] for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+        for out in ("mine", "straight")
+    ]
+    assert kinds[0] == kinds[1], "the record of the interruption is gone with the interruption"
+    assert call("watch", "mine").code == 0
 
 
 def test_the_log_names_peer_and_round(call: Call) -> None:

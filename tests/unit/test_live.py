@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -14,6 +15,7 @@ from rich.console import Console
 from sparseloco.cli import screen as screens
 from sparseloco.cli import watch as watching
 from sparseloco.cli.live import LiveView, lines, sparkline, status_line
+from sparseloco.cli.lock import only_writer
 from sparseloco.cli.screen import Screen
 from sparseloco.errors import ConfigError
 from sparseloco.metrics import Status
@@ -117,9 +119,10 @@ def test_watch_ends_when_the_run_does(tmp_path: Path, monkeypatch: pytest.Monkey
         (folder / "summary.json").write_text("{}")
 
     timer = threading.Timer(0.1, go_on)
-    timer.start()
-    watching.watch(folder, Screen(quiet=True), seen.append)
-    timer.join()
+    with only_writer(folder):
+        timer.start()
+        assert watching.watch(folder, Screen(quiet=True), seen.append) is None
+        timer.join()
     assert [json.loads(line)["kind"] for line in seen] == ["evaluation", "step"]
 
 
@@ -150,11 +153,62 @@ def test_watch_wants_the_folder_of_one_run(tmp_path: Path) -> None:
 def test_watch_follows_a_run_that_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.0)
     folder = run_folder(tmp_path / "mine", EVALUATION, STEP)
-    lines = watching.tail(folder)
-    assert [json.loads(next(lines))["kind"] for _ in range(2)] == ["evaluation", "step"]
+    with only_writer(folder):
+        lines = watching.tail(folder)
+        assert [json.loads(next(lines))["kind"] for _ in range(2)] == ["evaluation", "step"]
     (folder / "metrics.jsonl").write_text('{"kind": "new"}\n')
     (folder / "summary.json").write_text("{}")
     assert [json.loads(line)["kind"] for line in lines] == ["new"]
+
+
+def test_watch_ends_with_a_run_that_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(tmp_path / "mine", EVALUATION, STEP)
+    seen: list[str] = []
+
+    def end(_: float) -> None:  # instead of the pause between two looks
+        held.close()
+
+    monkeypatch.setattr(watching.time, "sleep", end)
+    with contextlib.ExitStack() as held:
+        held.enter_context(only_writer(folder))
+        fate = watching.watch(folder, Screen(quiet=True), seen.append)
+    assert len(seen) == 2
+    rest = f"continue it with: sparseloco train --resume {folder}"
+    assert fate == f"RUN={str(folder)!r}: ended without a result, and no process writes to it; {rest}"
+
+
+@pytest.mark.parametrize(("saved", "how"), [(True, "after saving"), (False, "without a checkpoint")])
+@pytest.mark.parametrize("held", [False, None], ids=["gone", "no locks"])
+def test_watch_says_that_a_run_was_interrupted(
+    saved: bool, how: str, held: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "is_held", lambda _: held)
+    folder = run_folder(tmp_path / "mine", EVALUATION, STEP, {"kind": "interrupted", "step": 30, "saved": saved})
+    fate = watching.watch(folder, Screen(quiet=True))
+    assert fate is not None
+    assert fate.startswith(f"RUN={str(folder)!r}: was interrupted at step 30 {how}; continue it with: sparseloco train")
+
+
+def test_watch_names_torchrun_for_a_run_that_it_started(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "mine", EVALUATION)
+    with (folder / "config.toml").open("a") as file:
+        file.write('workers = 3\n[transport]\nkind = "process_group"\n')
+    fate = watching.watch(folder, Screen(quiet=True))
+    again = f"torchrun --nproc-per-node 3 -m sparseloco train --resume {folder}"
+    assert fate is not None
+    assert fate.endswith(f"; continue it with: {again}")
+
+
+def test_the_command_of_torchrun_names_nodes_only_if_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparseloco.launch import launch_command, stopping_limit
+
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert launch_command() == "torchrun --nproc-per-node 8 -m"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert launch_command() == "torchrun --nnodes 2 --nproc-per-node 4 -m"
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90")
+    assert "has not ended in 90 s;" in stopping_limit()
 
 
 def test_ctrl_c_stops_only_the_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +220,8 @@ def test_ctrl_c_stops_only_the_watching(tmp_path: Path, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(watching.time, "sleep", interrupt)
-    ended = CliRunner().invoke(app, ["watch", str(run_folder(tmp_path / "mine", EVALUATION))])
+    folder = run_folder(tmp_path / "mine", EVALUATION)
+    with only_writer(folder):
+        ended = CliRunner().invoke(app, ["watch", str(folder)])
     assert ended.exit_code == 0
     assert "interrupted" not in ended.output

@@ -172,8 +172,23 @@ def test_digest_sees_outer_state() -> None:
     assert with_momentum.replica.digest() != before
 
 
-@pytest.mark.parametrize("missing", ["fingerprint", "anchor/0.weight/0", "outer/0.weight/0/velocity", "blocks"])
-def test_incomplete_shared_state_is_refused_before_anything_moves(missing: str) -> None:
+FEWER = "blocks=8: must be the number of blocks in shared state, which holds 7; load a complete one"
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("fingerprint", "fingerprint=None: must be"),
+        ("anchor/0.weight/0", FEWER),
+        ("outer/0.weight/0/velocity", FEWER),
+        (
+            "blocks",
+            "blocks=missing: must be in shared state and say how many blocks it holds, here 8; "
+            "load what shared_state() returned",
+        ),
+    ],
+)
+def test_incomplete_shared_state_is_refused_before_anything_moves(missing: str, message: str) -> None:
     """Momentum that is left out would be lost in silence."""
     peers = [Peer(ROWS["diloco"](), r) for r in range(2)]
     lockstep(peers, 4, {})
@@ -181,8 +196,9 @@ def test_incomplete_shared_state_is_refused_before_anything_moves(missing: str) 
     assert missing in state
     del state[missing]
     before = peers[1].replica.digest()
-    with pytest.raises(CheckpointError, match="must be"):
+    with pytest.raises(CheckpointError) as refused:
         peers[1].replica.load_shared_state(state)
+    assert str(refused.value).startswith(message)
     assert peers[1].replica.digest() == before
     with pytest.raises(CheckpointError, match="fingerprint=None: must be"):
         peers[1].replica.load_private_state({})

@@ -13,7 +13,8 @@ import torch
 
 from sparseloco import CheckpointError, adamw, presets
 from sparseloco.errors import Interrupted
-from sparseloco.trainer import CHECKPOINTS
+from sparseloco.simulate import Cohort
+from sparseloco.trainer import CHECKPOINTS, train
 from tests import runs
 from tests.runs import METHODS, STEPS
 
@@ -61,7 +62,7 @@ def refusal(out: Path, settings: Any, algorithm: Any, **more: Any) -> str:
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before, "nothing is lost"
     text = str(caught.value)
     assert text.startswith(f"{out / CHECKPOINTS}/step-00000011: must come from this run, but ")
-    assert text.endswith("; resume with the same settings and text, or start anew in another folder")
+    assert text.endswith("; resume with the same settings, text and model, or start anew in another folder")
     return text.partition("but ")[2].rpartition("; ")[0]
 
 
@@ -83,6 +84,44 @@ def test_another_type_is_refused_c22(tmp_path: Path) -> None:
     first = "embedding.weight is 'torch.float32 [23, 6]' there and 'torch.bfloat16 [23, 6]' here"
     assert text.startswith(first)
     assert text.endswith(", and 3 more")
+
+
+class WithFrozen(runs.ToyLM):
+    """A layer that is not trained, and a table that the model derives anew each time, of numbers or of marks."""
+
+    def __init__(self, weight: float = 1.0, table: float = 1.0, mark: bool = True) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(6, 6, bias=False).to(torch.bfloat16).requires_grad_(False)
+        self.base.weight.fill_(weight)
+        self.register_buffer("table", torch.tensor([table]), persistent=False)
+        self.register_buffer("marks", torch.tensor([mark]), persistent=False)
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        ({"weight": 2.0}, "base.weight is 'torch.bfloat16 [6, 6] "),
+        ({"table": 1.5}, "table is 'torch.float32 [1] "),
+        ({"mark": False}, "marks is 'torch.bool [1] "),
+    ],
+    ids=["weight", "table", "marks"],
+)
+def test_what_is_not_trained_must_be_what_it_was(now: dict[str, Any], named: str, tmp_path: Path) -> None:
+    """Frozen weights and derived buffers are not in a checkpoint, so a resumed run takes those of its own model."""
+    algorithm = METHODS["sparseloco"]()
+    settings = runs.config()
+
+    def go(**values: Any) -> None:
+        resume = runs.newest(tmp_path) if values else None
+        world = Cohort(WithFrozen(**values), algorithm, settings.train.workers)
+        train(settings, algorithm, runs.dataset(), tmp_path, label="toy", world=world, resume=resume)
+
+    go()
+    with pytest.raises(CheckpointError) as caught:
+        go(**now)
+    assert f"must come from this run, but {named}" in str(caught.value)
+    assert "; resume with the same settings, text and model, or" in str(caught.value)
+    go(weight=1.0)
 
 
 def test_types_of_optimizer_state_are_kept_c22() -> None:

@@ -1,4 +1,4 @@
-"""The command ``sparseloco``: train, compare, describe, report, watch, generate, eval, export, doctor, bench, cite.
+"""The command ``sparseloco``: train, compare, describe, report, data, watch, generate, eval, export, bench and more.
 
 Settings are checked before anything is written. Heavy packages are imported by the commands that need them.
 """
@@ -9,7 +9,10 @@ from sparseloco.cli.app import app
 
 
 def main() -> None:
-    """Run the command line and exit with 0, with 2 for a mistake in what was asked, with 130 if interrupted."""
+    """Run the command line and exit with 0, with 2 for a mistake in what was asked, with 130 if interrupted.
+
+    ``watch`` exits with 1 if the run that it shows has ended without a result.
+    """
     app(prog_name="sparseloco")
 
 

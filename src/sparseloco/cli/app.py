@@ -6,11 +6,11 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sparseloco.cli.shell import command
+from sparseloco.cli.shell import command, print_json
 from sparseloco.cli.texts import app as data_app
 
 app = typer.Typer(
@@ -83,8 +83,10 @@ def train(
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
     with Screen(quiet=as_json, verbose=verbose) as screen:
         line = _command_line(words, folder)
+        flags = _flags(no_model=no_model, verbose=verbose, json=as_json)
+        again = shlex.join(["sparseloco", "train", "--resume", str(folder), *flags])
         options = {"keep_model": not no_model, "resume": resume, "overwrite": overwrite}
-        done = runs.train_one(entry, folder, screen, line, **options)
+        done = runs.train_one(entry, folder, screen, line, again=again, **options)
     if done is None:
         return
     if as_json:
@@ -120,8 +122,9 @@ def compare(
     words = ["compare", str(config), *_options("--set", overrides), *_options("--only", only)]
     with Screen(quiet=as_json, verbose=verbose) as screen:
         line = _command_line(words, folder)
+        again = " ".join([line, "--resume", *_flags(models=models, verbose=verbose, json=as_json)])
         options = {"keep_models": models, "resume": resume, "overwrite": overwrite}
-        done = runs.train_all(entries, folder, screen, line, **options)
+        done = runs.train_all(entries, folder, screen, line, again=again, **options)
     if as_json:
         print_json(done.summaries)
     else:
@@ -197,13 +200,13 @@ def _resumed(config: Path, out: Path | None, overwrite: bool) -> tuple[Path, Pat
     return config, out
 
 
-def print_json(value: Any) -> None:
-    """Write a value as the whole of stdout."""
-    typer.echo(json.dumps(value, indent=2))
-
-
 def _options(name: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (name, value)]
+
+
+def _flags(**given: bool) -> list[str]:
+    """Options without a value that were given."""
+    return [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
 
 
 def _command_line(words: Sequence[str], folder: Path) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from sparseloco.algorithm import Algorithm
+from sparseloco.cli.memory import usable_memory
 from sparseloco.config import Entry, build_algorithm, keywords_of
 from sparseloco.errors import ConfigError
 from sparseloco.local import InnerSteps, OptimizerSpec
@@ -63,7 +63,7 @@ def describe(entry: Entry) -> dict[str, Any]:
 
 
 def check_memory(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse replicas whose tensors alone cannot fit into the memory of this machine; activations come on top.
+    """Refuse replicas whose tensors alone cannot fit into the memory they may use; activations come on top.
 
     Raises:
         ConfigError: saying how many would fit.
@@ -73,11 +73,11 @@ def check_memory(config: RunConfig, algorithm: Algorithm) -> None:
     _, codec_bytes = _payloads(algorithm, specs)
     each = _memory(algorithm, description.parameters, description.state_bytes, codec_bytes)
     size = sum(each.values()) + _PROCESS_BYTES if config.train.processes else sum(each.values()) - each["gradients"]
-    workers, there = config.train.workers, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    workers, (there, whose) = config.train.workers, usable_memory()
     if size * workers > there:
         fewer = f"use {there // size} or fewer" if there >= size else "use a smaller model"
         raise ConfigError(
-            f"train.workers={workers}: must fit into the {units.num_bytes(there)} of memory of this machine, but need "
+            f"train.workers={workers}: must fit into the {units.num_bytes(there)} of memory {whose}, but need "
             f"at least {units.num_bytes(size * workers)}; {fewer}"
         )
 

@@ -13,6 +13,8 @@ from sparseloco.model import MODEL_FOLDER
 from sparseloco.trainer import CHECKPOINTS
 
 COMPARISON = "comparison.json"
+LOCK = ".lock"
+"""File in a run folder that the process which writes there holds."""
 _RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
 _REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
 _OF_A_RUN = {*_RUN_FILES, *_REPORT_FILES, CHECKPOINTS, MODEL_FOLDER, "tensorboard", "wandb"}
@@ -71,7 +73,7 @@ def check_comparison_folder(folder: Path, *, resume: bool = False, overwrite: bo
     """The same for the folder that holds the folders of several runs."""
     known = {COMPARISON, *_REPORT_FILES}
     inside = _inside(folder)
-    others = [name for name in inside if name not in known and not is_run(folder / name)]
+    others = [name for name in inside if name not in known and not _is_of_a_comparison(folder / name)]
     if not resume:
         _check_names(folder, "comparison", others)
     if inside and COMPARISON not in inside and all(name in known or name in others for name in inside):
@@ -115,7 +117,7 @@ def start_run(folder: Path, config: str) -> None:
         write_atomically(folder / "metrics.jsonl", "")
         write_atomically(folder / "config.toml", config)
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
 
 
 def start_comparison(folder: Path) -> None:
@@ -128,7 +130,19 @@ def start_comparison(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _remove(folder, (COMPARISON, *_REPORT_FILES))
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
+
+
+def not_writable(folder: Path, error: OSError) -> ConfigError:
+    """The one sentence for a folder in which nothing can be written."""
+    return ConfigError(
+        f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"
+    )
+
+
+def _is_of_a_comparison(folder: Path) -> bool:
+    """Whether a folder holds a run, or nothing but the lock of a killed comparison that had not come to it."""
+    return is_run(folder) or (folder.is_dir() and [path.name for path in folder.iterdir()] == [LOCK])
 
 
 def _inside(folder: Path) -> list[str]:
@@ -160,10 +174,4 @@ def _not_ours(folder: Path, what: str, why: str) -> ConfigError:
 def _finished(folder: Path, what: str) -> ConfigError:
     return ConfigError(
         f"--out {str(folder)!r}: holds a finished {what}; replace it with --overwrite, or choose another folder"
-    )
-
-
-def _not_writable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"--out {str(folder)!r}: must be a folder that can be written ({error.strerror}); choose another"
     )

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sparseloco.cli.app import AsJson, app, print_json
-from sparseloco.cli.shell import command
+from sparseloco.cli.app import AsJson, app
+from sparseloco.cli.shell import command, print_json
 
 Place = Annotated[
     Path,

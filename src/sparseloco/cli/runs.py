@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,13 +25,22 @@ from sparseloco.cli.folders import (
     start_comparison,
     start_run,
 )
+from sparseloco.cli.lock import check_not_held, only_writer
 from sparseloco.cli.screen import Screen
-from sparseloco.cli.shell import say, stop_signals
+from sparseloco.cli.shell import STOPPING, say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
 from sparseloco.data import Dataset, check_windows, open_dataset
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
-from sparseloco.launch import is_torchrun, memory_errors, train_processes, train_rank
-from sparseloco.metrics import named_errors, write_atomically
+from sparseloco.launch import (
+    is_torchrun,
+    launch_command,
+    memory_errors,
+    stopping_limit,
+    train_processes,
+    train_rank,
+)
+from sparseloco.metrics import write_atomically
+from sparseloco.model import located
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.resume import check_identity, identity
 from sparseloco.settings import RunConfig, TransportConfig
@@ -61,27 +70,32 @@ def train_one(
     screen: Screen,
     command: str,
     *,
+    again: str = "",
     keep_model: bool = True,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Done | None:
-    """Train one run into ``folder``, or continue what is there; None at ranks that do not write."""
+    """Train one run into ``folder``, or continue what is there; None at ranks that do not write.
+
+    ``command`` stands in the report, ``again`` is what continues the run if it is interrupted.
+    """
     if is_torchrun():  # so that the run folder says what was used
         used = msgspec.structs.replace(entry.config, transport=TransportConfig(kind="process_group"))
         entry = msgspec.structs.replace(entry, config=used)
     writes = not is_torchrun() or os.environ["RANK"] == "0"
     if writes:
+        check_not_held(folder)
         check_run_folder(folder, resume=resume, overwrite=overwrite)
         check_inputs(folder, [] if resume else _inputs(entry.config))
     algorithm = checked_algorithm(entry.config)
     dataset = read_dataset(entry.config, screen)
     if not writes:
-        found = _newest(folder, entry, screen) if resume else None
-        with stop_signals() as stop:
-            train_rank(entry.config, algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
+        _follow_rank_0(entry, algorithm, dataset, folder, resume=resume)
         return None
-    summary = _train(entry, algorithm, dataset, folder, screen, keep_model=keep_model, resume=resume)
-    return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
+    with only_writer(folder):
+        check_run_folder(folder, resume=resume, overwrite=overwrite)  # again: another may have ended there meanwhile
+        summary = _train(entry, algorithm, dataset, folder, screen, again, keep_model=keep_model, resume=resume)
+        return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
 
 
 def train_all(
@@ -90,31 +104,39 @@ def train_all(
     screen: Screen,
     command: str,
     *,
+    again: str = "",
     keep_models: bool = False,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Done:
-    """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison."""
+    """Train every entry into a folder of its own below ``folder``, or continue it, then write the comparison.
+
+    ``command`` and ``again`` are as in :func:`train_one`, for the whole comparison.
+    """
     if is_torchrun():
         raise ConfigError("torchrun: must not start a comparison, which starts its own replicas; call sparseloco alone")
-    check_comparison_folder(folder, resume=resume, overwrite=overwrite)
-    for entry in entries:
-        check_run_folder(folder / entry.folder, resume=resume, overwrite=overwrite)
-        check_inputs(folder, [] if resume else _inputs(entry.config))
+    places = [folder, *(folder / entry.folder for entry in entries)]
+    for place in places:
+        check_not_held(place)
+    _check_comparison(entries, folder, resume=resume, overwrite=overwrite)
     algorithms = [checked_algorithm(entry.config) for entry in entries]
     dataset = read_dataset(entries[0].config, screen)
-    start_comparison(folder)
-    listed: list[dict[str, Any]] = []
-    for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
-        screen.say(f"[{number}/{len(entries)}] {entry.label}")
-        summary = _train(
-            entry, algorithm, dataset, folder / entry.folder, screen, keep_model=keep_models, resume=resume
-        )
-        listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
-        _write_report([load_run(folder / entry.folder)], folder / entry.folder, None)
-    write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
-    runs = load_runs(folder)
-    return Done(runs, listed, _write_report(runs, folder, command))
+    with contextlib.ExitStack() as held:
+        for place in places:  # all at once, so that hours of the first entry are not lost to the second
+            held.enter_context(only_writer(place))
+        _check_comparison(entries, folder, resume=resume, overwrite=overwrite)
+        if not resume:  # what is there is written again once every entry is done
+            start_comparison(folder)
+        listed: list[dict[str, Any]] = []
+        for number, (entry, algorithm) in enumerate(zip(entries, algorithms, strict=True), start=1):
+            screen.say(f"[{number}/{len(entries)}] {entry.label}")
+            own = folder / entry.folder
+            summary = _train(entry, algorithm, dataset, own, screen, again, keep_model=keep_models, resume=resume)
+            listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
+            _write_report([load_run(own)], own, None)
+        write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
+        runs = load_runs(folder)
+        return Done(runs, listed, _write_report(runs, folder, command))
 
 
 def report_on(folders: Sequence[Path], out: Path) -> Done:
@@ -175,11 +197,12 @@ def _train(
     dataset: Dataset,
     folder: Path,
     screen: Screen,
+    again: str,
     *,
     keep_model: bool,
     resume: bool,
 ) -> dict[str, Any]:
-    config = entry.config
+    config = located(entry.config)
     run = train_rank if is_torchrun() else train_processes if config.train.processes else train
     found = _newest(folder, entry, screen) if resume else None
     if found is None and resume and (folder / "summary.json").exists():
@@ -190,10 +213,9 @@ def _train(
         start_run(folder, to_toml(config))
     else:
         check_identity(found, identity(config, dataset))
-        with named_errors(folder / "config.toml"):
-            write_atomically(folder / "config.toml", to_toml(config))
     progressing = screen.training(entry.label, config.train.steps)
-    with stop_signals() as stop, progressing as progress, memory_errors(config):
+    words = f"{STOPPING}{stopping_limit()}" if is_torchrun() else STOPPING
+    with stop_signals(words) as stop, progressing as progress, memory_errors(config):
         try:
             return run(
                 config,
@@ -207,8 +229,25 @@ def _train(
                 keep_model=keep_model,
             )
         except Interrupted as error:
-            words = shlex.join(["sparseloco", "train", "--resume", str(folder)])
-            raise Interrupted(f"{entry.label} {error}; continue with: {words}") from error
+            started = f"{launch_command()} " if is_torchrun() else ""
+            raise Interrupted(f"{entry.label} {error}; continue with: {started}{again}") from error
+
+
+def _follow_rank_0(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, *, resume: bool) -> None:
+    """The part of a rank of torchrun that does not write: what holds for all is said by rank 0 alone."""
+    found = CheckpointFolder(folder / CHECKPOINTS).newest()[0] if resume else None
+    with stop_signals(words="") as stop:
+        try:
+            train_rank(located(entry.config), algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
+        except Interrupted as error:
+            raise Interrupted from error
+
+
+def _check_comparison(entries: Sequence[Entry], folder: Path, *, resume: bool, overwrite: bool) -> None:
+    check_comparison_folder(folder, resume=resume, overwrite=overwrite)
+    for entry in entries:
+        check_run_folder(folder / entry.folder, resume=resume, overwrite=overwrite)
+        check_inputs(folder, [] if resume else _inputs(entry.config))
 
 
 def _inputs(config: RunConfig) -> list[str]:

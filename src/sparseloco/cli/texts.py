@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sparseloco.cli.shell import command
+from sparseloco.cli.shell import command, print_json
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare text, and look at what was made of it.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Prepare text, and look at what was made of it.",
+    epilog="Example: sparseloco data prepare examples/demo.toml",
+)
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", show_default=False, help="Settings with [data].")]
 Overrides = Annotated[
@@ -72,6 +76,6 @@ def _show(figures: dict[str, Any], as_json: bool) -> None:
     from sparseloco.cli.screen import Screen
 
     if as_json:
-        typer.echo(json.dumps(figures, indent=2))
+        print_json(figures)
     else:
         Screen(quiet=True).show_dataset(figures)

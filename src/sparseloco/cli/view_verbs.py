@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sparseloco.cli.app import AsJson, app, print_json
-from sparseloco.cli.shell import command
+from sparseloco.cli.app import AsJson, app
+from sparseloco.cli.shell import UNFINISHED, command, print_json, say
 
 
 @app.command("watch", epilog="Example: sparseloco watch runs/mine")
@@ -17,15 +17,21 @@ def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Folder of a run under way.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every record of the run as a line of JSON.")] = False,
 ) -> None:
-    """Show a run on this machine while it trains; ends when the run does, and Ctrl-C stops only the watching."""
+    """Show a run on this machine while it trains; ends when the run does, and Ctrl-C stops only the watching.
+
+    The exit code is 1 if the run has ended without a result: it was interrupted, failed or was killed.
+    """
     from sparseloco.cli import watch as watching
     from sparseloco.cli.screen import Screen
 
     try:
         with Screen(quiet=as_json) as screen:
-            watching.watch(folder, screen, typer.echo if as_json else None)
+            fate = watching.watch(folder, screen, typer.echo if as_json else None)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+    if fate is not None:
+        say(fate)
+        raise typer.Exit(UNFINISHED)
 
 
 @app.command("doctor", epilog="Example: sparseloco doctor --json")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sparseloco.cli.lock import is_held
 from sparseloco.cli.screen import Screen
 from sparseloco.errors import ConfigError
 from sparseloco.metrics import Status
@@ -17,34 +19,45 @@ from sparseloco.metrics import Status
 POLL_SECONDS = 0.5
 
 
-def watch(folder: Path, screen: Screen, say_record: Callable[[str], None] | None = None) -> None:
-    """Follow a run until its ``summary.json`` appears.
+def watch(folder: Path, screen: Screen, say_record: Callable[[str], None] | None = None) -> str | None:
+    """Follow a run until its ``summary.json`` appears, or it has ended without one.
 
     Args:
         folder: The run's folder.
         screen: Where the view is drawn.
         say_record: Given every line of ``metrics.jsonl`` as it stands.
 
+    Returns:
+        None for a finished run; else what became of it and how it goes on.
+
     Raises:
         ConfigError: if the folder is not that of one run, or a line is damaged.
     """
     label, steps = _about(folder)
     status: Status | None = None
+    record: dict[str, Any] = {}
     with screen.training(label, steps) as progress:
         for line in tail(folder):
             if say_record is not None:
                 say_record(line)
-            status = advanced(status, _record(folder, line), steps)
+            record = _record(folder, line)
+            status = advanced(status, record, steps)
             if status is not None:
                 progress(status)
+            if _is_interruption(record) and is_held(folder) is None:
+                break  # nobody can say whether the process is still there, but it said that it ends
+    return None if (folder / "summary.json").is_file() else _unfinished(folder, record)
 
 
 def tail(folder: Path) -> Iterator[str]:
-    """Complete lines of ``metrics.jsonl`` as they are written, until the run is done; one that starts anew included."""
+    """Complete lines of ``metrics.jsonl`` as they are written, until the run is done or no process writes to it.
+
+    A run that starts anew in the same folder is followed too.
+    """
     path = folder / "metrics.jsonl"
     position, rest, inode = 0, b"", -1
     while True:
-        done = (folder / "summary.json").is_file()
+        done = is_held(folder) is False or (folder / "summary.json").is_file()  # before the last look at the lines
         try:
             with path.open("rb") as file:
                 found = path.stat()
@@ -102,6 +115,28 @@ def _about(folder: Path) -> tuple[str, int]:
         raise ConfigError(
             f"folder={str(folder)!r}: must hold the config.toml of one run; give a run's folder{hint}"
         ) from error
+
+
+def _is_interruption(record: dict[str, Any]) -> bool:
+    return record.get("kind") == "interrupted"
+
+
+def _unfinished(folder: Path, last: dict[str, Any]) -> str:
+    """What became of a run that has left no result; ``last`` is the end of its log."""
+    fate = "ended without a result, and no process writes to it"
+    if _is_interruption(last):
+        fate = f"was interrupted at step {last['step']} {'after saving' if last['saved'] else 'without a checkpoint'}"
+    words = shlex.join([*_launcher(folder), "sparseloco", "train", "--resume", str(folder)])
+    return f"RUN={str(folder)!r}: {fate}; continue it with: {words}"
+
+
+def _launcher(folder: Path) -> list[str]:
+    """What stands before the command of a run that torchrun had started."""
+    table = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    train = table["train"]
+    if table.get("transport", {}).get("kind") != "process_group" or train.get("processes"):
+        return []
+    return ["torchrun", "--nproc-per-node", str(train.get("workers", 1)), "-m"]
 
 
 def _record(folder: Path, line: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from sparseloco.model.folder import MODEL_FOLDER, export_model, find_model, load
 from sparseloco.model.generate import Generated, generate
 from sparseloco.model.llama import build_model, parameter_specs
 from sparseloco.model.parts import next_token_loss, vocabulary_of
-from sparseloco.model.run import build_run_model, check_tokens, tensor_table
+from sparseloco.model.run import build_run_model, check_tokens, known_by_content, located, tensor_table
 
 __all__ = [
     "MODEL_FOLDER",
@@ -21,8 +21,10 @@ __all__ = [
     "export_model",
     "find_model",
     "generate",
+    "known_by_content",
     "load_model",
     "load_tokenizer",
+    "located",
     "next_token_loss",
     "parameter_specs",
     "save_model",

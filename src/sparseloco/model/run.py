@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from sparseloco.data import Dataset, check_vocabulary, vocabulary_size
@@ -35,6 +38,30 @@ def tensor_table(config: RunConfig) -> tuple[TensorSpec, ...]:
     return parameter_specs(vocab_size=vocabulary_size(config.data), **_sizes(config))
 
 
+def located(config: RunConfig) -> RunConfig:
+    """The same settings with the absolute path of a model that is on this disk; a name on the Hub stays as it is.
+
+    A run folder holds these, so that a resume from another working directory finds the same model, and never one of
+    that name on the Hub. Settings that were located once stay as they are.
+    """
+    found = {name: str(path.resolve()) for name, path in _places(config).items()}
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **found))
+
+
+def known_by_content(config: RunConfig) -> dict[str, str]:
+    """The settings that name a model on this disk, with a hash of its ``config.json`` in place of the path.
+
+    So the same model may lie elsewhere when a run is resumed. Its trained weights are those of the checkpoint, and its
+    frozen ones are compared one by one.
+    """
+    found: dict[str, str] = {}
+    for name, path in _places(config).items():
+        file = path / "config.json" if path.is_dir() else path
+        if file.is_file():
+            found[f"model.{name}"] = f"config.json, sha256 {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    return found
+
+
 def check_tokens(config: RunConfig, model: nn.Module, dataset: Dataset) -> None:
     """Refuse a model that would read other tokens than the text has.
 
@@ -61,6 +88,13 @@ def _tokenizer_vocabulary(where: str) -> dict[str, int] | None:
         return load_tokenizer(where).get_vocab()
     except ConfigError:
         return None
+
+
+def _places(config: RunConfig) -> dict[str, Path]:
+    """Those of ``config`` and ``pretrained`` that are on this disk."""
+    named = {"config": config.model.config, "pretrained": config.model.pretrained}
+    paths = {name: Path(where).expanduser() for name, where in named.items() if where}
+    return {name: path for name, path in paths.items() if path.exists()}
 
 
 def _named(config: RunConfig) -> dict[str, Any]:

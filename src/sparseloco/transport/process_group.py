@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +27,8 @@ from sparseloco.reduce import mean_of_tensors
 from sparseloco.replica import Replica
 from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
 from sparseloco.types import Coding, Envelope, Key, PartSpec, Payload
+
+_PREFIX, _LOCK = "sparseloco-", "lock"
 
 
 @dataclass
@@ -200,6 +205,27 @@ def joined_group(rendezvous: str, rank: int, num_ranks: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def meeting_folder() -> Iterator[Path]:
+    """A temporary folder for the rendezvous of processes on this machine; it is gone after the block.
+
+    A process that is killed leaves its folder behind. Its lock, however, goes with it, so the next call removes every
+    folder that is not locked.
+    """
+    import fcntl  # not on Windows, where the rest of the package can be imported
+
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("rb") as file:  # of another user, in use, or gone by now
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with (folder / "new").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / "new").rename(folder / _LOCK)  # never there without being locked
+            yield folder
 
 
 def _dtypes(specs: Sequence[PartSpec]) -> list[torch.dtype]:
