@@ -85,7 +85,7 @@ inline double sum_of_floors(const float* value, int64_t n, double factor) {
     __m256d total = _mm256_setzero_pd();
     for (int64_t i = 0; i < n; i += 4) {
         const __m256d wide = _mm256_andnot_pd(sign, _mm256_cvtps_pd(_mm_load_ps(value + i)));
-        total = _mm256_add_pd(total, _mm256_round_pd(_mm256_mul_pd(wide, scale), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
+        total = _mm256_add_pd(total, _mm256_floor_pd(_mm256_mul_pd(wide, scale)));
     }
     const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(total), _mm256_extractf128_pd(total, 1));
     return _mm_cvtsd_f64(half) + _mm_cvtsd_f64(_mm_unpackhi_pd(half, half));

@@ -19,6 +19,7 @@ from sparseloco.compress.topk import TopK
 from sparseloco.compress.values import SignTwoLevel
 from sparseloco.errors import ConfigError
 from sparseloco.kernels import native
+from sparseloco.kernels.geometry import block_geometry
 from sparseloco.layout import Chunks, Flat, Layout, Tiles
 from sparseloco.reduce import Mean
 from sparseloco.types import Payload, Source, TensorSpec
@@ -311,6 +312,14 @@ def test_wrong_arrays_are_refused(change: dict[str, object], message: str) -> No
     wrong = blocks[0]._replace(**change)
     with pytest.raises(ValueError, match=re.escape(message)):
         native.ef_pass([wrong], decay=1.0, threads=1)
+
+
+def test_larger_chunks_are_refused() -> None:
+    large = torch.zeros(1, 40000)
+    block = native.EncoderBlock(large, large, None, block_geometry(Chunks(40000), (40000,))[0], 1)
+    message = "chunk=40000x1: must have 1 to 32768 values; use the definition for larger ones"
+    with pytest.raises(ValueError, match=message):
+        native.ef_pass([block], decay=1.0, threads=1)
 
 
 def test_geometry_with_absurd_numbers_is_refused() -> None:
