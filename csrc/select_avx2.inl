@@ -32,7 +32,7 @@ inline int64_t list_keys(const uint16_t* keys, int64_t n, uint16_t border, uint1
     for (int64_t i = 0; i < n; i += 64) {
         uint64_t mask = at_least32(keys + i, below) | at_least32(keys + i + 32, below) << 32;
         const int64_t found = _mm_popcnt_u64(mask);
-        // Four without a branch on how many there are, which no processor could foresee; what is too many is overwritten.
+        // Four without a branch on how many there are, which cannot be foreseen; what is too many is overwritten.
         for (int j = 0; j < 4; ++j, mask = _blsr_u64(mask)) out[count + j] = uint16_t(i + int64_t(_tzcnt_u64(mask)));
         for (int j = 4; mask; ++j, mask = _blsr_u64(mask)) out[count + j] = uint16_t(i + int64_t(_tzcnt_u64(mask)));
         count += found;
