@@ -27,7 +27,8 @@ bool contiguous(const Array& a) {
 }
 
 bool is_chunks(const Array& a, int64_t chunks, int64_t chunk) {
-    return is_float32(a) && a.ndim() == 2 && int64_t(a.shape(0)) == chunks && int64_t(a.shape(1)) == chunk && contiguous(a);
+    const bool shaped = a.ndim() == 2 && int64_t(a.shape(0)) == chunks && int64_t(a.shape(1)) == chunk;
+    return shaped && is_float32(a) && contiguous(a);
 }
 
 // Items from the first to behind the last one of an array with positive strides.
@@ -41,37 +42,51 @@ int64_t extent(const Array& a) {
     return last + 1;
 }
 
+// Whether all chunks lie in `extent` items; a chunk has at most kLargestChunk values.
 bool inside(const Geometry& g, int64_t extent) {
-    const int64_t numbers[] = {g.first_row, g.panel_height, g.row_offset, g.col_offset, g.row_stride};
+    const int64_t numbers[] = {g.first_row,  g.panels,    g.panel_height, g.row_offset,
+                               g.col_offset, g.grid_rows, g.grid_cols,    g.row_stride};
     for (const int64_t number : numbers)
         if (number < 0 || number > extent) return false;
-    if (g.panels < 0 || g.grid_rows < 0 || g.grid_cols < 0 || g.rows < 1 || g.cols < 1) return false;
-    if (g.panels > extent || g.grid_rows > extent || g.grid_cols > extent || g.rows > extent || g.cols > extent)
-        return g.panels == 0 || g.grid_rows == 0 || g.grid_cols == 0;
-    // No product of two of these leaves 64 bits: an extent is below 2^47 in any memory; rows are checked in 128 bits.
-    const __int128 chunks = __int128(g.panels) * g.grid_rows * g.grid_cols;
-    if (chunks == 0) return true;
+    // An extent is below 2^47 in any memory, so 128 bits hold all products of three.
+    if (__int128(g.panels) * g.grid_rows * g.grid_cols > extent) return false;
+    if (g.chunks() == 0) return true;
     const __int128 row = __int128(g.first_row) + __int128(g.panels - 1) * g.panel_height + g.row_offset +
                          __int128(g.grid_rows) * g.rows - 1;
     return row * g.row_stride + g.col_offset + __int128(g.grid_cols) * g.cols <= extent;
 }
 
-EncodeJob job_of(const PyJob& given, bool with_section) {
+bool is_chunk(const Geometry& g) {
+    return g.rows >= 1 && g.cols >= 1 && g.rows <= kLargestChunk && g.cols <= kLargestChunk / g.rows;
+}
+
+void check_arrays(const PyJob& given, int64_t chunks, int64_t chunk) {
     const auto& [start, live, residual, numbers, kept, out] = given;
-    EncodeJob job;
-    job.where = geometry_of(numbers);
-    require(is_float32(live) || is_bf16(live), "live=dtype: must be float32 or bfloat16; use the definition for others");
-    require(inside(job.where, extent(live)), "geometry=outside of the tensor: must lie in it; see kernels/geometry.py");
-    const int64_t chunks = job.where.chunks(), chunk = job.where.rows * job.where.cols;
-    require(chunk <= kLargestChunk, "chunk=" + std::to_string(chunk) + ": must be at most 32768; use the definition for larger ones");
-    require(kept >= 1 && kept <= chunk, "kept=" + std::to_string(kept) + ": must be between 1 and the chunk size; see kept_per_chunk");
-    require(is_chunks(start, chunks, chunk), "start=wrong array: must be contiguous float32 [N, C]; see kernels/native.py");
+    require(kept >= 1 && kept <= chunk,
+            "kept=" + std::to_string(kept) + ": must be between 1 and the chunk size; see kept_per_chunk");
+    require(is_chunks(start, chunks, chunk),
+            "start=wrong array: must be contiguous float32 [N, C]; see kernels/native.py");
     require(!residual || is_chunks(*residual, chunks, chunk),
             "residual=wrong array: must be contiguous float32 [N, C]; see kernels/native.py");
+}
+
+EncodeJob job_of(const PyJob& given, bool with_section) {
+    const auto& [start, live, residual, numbers, kept, out] = given;
+    EncodeJob job{};
+    job.where = geometry_of(numbers);
+    require(is_float32(live) || is_bf16(live),
+            "live=dtype: must be float32 or bfloat16; use the definition for others");
+    require(is_chunk(job.where), "chunk=" + std::to_string(job.where.rows) + "x" + std::to_string(job.where.cols) +
+                                     ": must have 1 to 32768 values; use the definition for larger ones");
+    require(inside(job.where, extent(live)),
+            "geometry=outside of the tensor: must lie in it; see kernels/geometry.py");
+    const int64_t chunks = job.where.chunks(), chunk = job.where.rows * job.where.cols;
+    check_arrays(given, chunks, chunk);
     job.section = FixedSection(chunks, kept, chunk);
     if (with_section) {
-        require(out && out->dtype() == nb::dtype<uint8_t>() && contiguous(*out) && int64_t(out->size()) == job.section.bytes(),
-                "out=wrong array: must be " + std::to_string(job.section.bytes()) + " bytes; see section_bytes");
+        const int64_t bytes = job.section.bytes();
+        require(out && out->dtype() == nb::dtype<uint8_t>() && contiguous(*out) && int64_t(out->size()) == bytes,
+                "out=wrong array: must be " + std::to_string(bytes) + " bytes; see section_bytes");
         job.out = static_cast<uint8_t*>(out->data());
     }
     job.start = static_cast<const float*>(start.data());
@@ -89,7 +104,8 @@ std::vector<EncodeJob> jobs_of(const std::vector<PyJob>& given, bool with_sectio
 
 // A tensor as rows: one if it is contiguous, else one for each entry of dim 0.
 Values values_of(const Array& a) {
-    require(is_float32(a) || is_bf16(a), "live=dtype: must be float32 or bfloat16; use the definition for others");
+    require(is_float32(a) || is_bf16(a),
+            "live=dtype: must be float32 or bfloat16; use the definition for others");
     const int64_t size = int64_t(a.size());
     if (size == 0 || contiguous(a)) return {a.data(), is_bf16(a), 1, size, size};
     const int64_t rows = int64_t(a.shape(0)), cols = size / rows;

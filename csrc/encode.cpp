@@ -30,7 +30,8 @@ class Scratch {
   public:
     explicit Scratch(const FixedSection& s) {
         const int64_t room = (s.chunk + 63) / 64 * 64 + 64;
-        const int64_t low = s.low_bytes(s.group) + 64, unary = s.slot_bytes(s.group) + 64, code = s.code_bytes(s.group) + 64;
+        const int64_t low = s.low_bytes(s.group) + 64, unary = s.slot_bytes(s.group) + 64;
+        const int64_t code = s.code_bytes(s.group) + 64;
         const int64_t sizes[] = {room * 2, room * 2, room * 2, room * 4, room * 4, room * 2 + 64, room * 4, room * 4,
                                  room * 4, room * 4, room / 4, low,      unary,    code};
         int64_t total = 64;
@@ -72,36 +73,44 @@ class Scratch {
 
 }  // namespace
 
-void max_magnitudes(const Values* jobs, int64_t count, int threads, uint32_t* bits) {
-    std::vector<Task> tasks;  // of rows, or of runs of a single long row
-    std::vector<Values> flat(jobs, jobs + count);
-    constexpr int64_t run = 4096;
-    for (int64_t j = 0; j < count; ++j) {
-        Values& v = flat[size_t(j)];
-        if (v.row_stride == v.cols || v.rows == 1) {  // one row, seen as rows of `run` values; the last may be short
-            const int64_t all = v.rows * v.cols;
-            v = {v.data, v.bf16, all, 0, run};
-            cut(tasks, j, (all + run - 1) / run, run);
-        } else {
-            cut(tasks, j, v.rows, v.cols);
-        }
+namespace {
+
+// Rows to scan, in bytes from one to the next.
+struct Piece {
+    int64_t job;
+    const uint8_t* at;
+    int64_t rows, cols, stride;
+};
+
+void cut_rows(std::vector<Piece>& pieces, int64_t job, const Values& v) {
+    const int64_t width = v.bf16 ? 2 : 4;
+    const bool single = v.rows == 1 || v.row_stride == v.cols;  // then in runs of values, else in runs of rows
+    const int64_t items = single ? v.rows * v.cols : v.rows, stride = (single ? 1 : v.row_stride) * width;
+    std::vector<Task> tasks;
+    cut(tasks, job, items, single ? 1 : v.cols);
+    for (const Task& t : tasks) {
+        const uint8_t* at = static_cast<const uint8_t*>(v.data) + t.first * stride;
+        const int64_t count = t.last - t.first;
+        pieces.push_back({job, at, single ? 1 : count, single ? count : v.cols, stride});
     }
-    std::vector<uint32_t> largest(tasks.size());
-    parallel_for(int64_t(tasks.size()), threads, [&](int64_t i) {
-        const Task& task = tasks[size_t(i)];
-        const Values& v = flat[size_t(task.job)];
-        const int64_t width = v.bf16 ? 2 : 4;
-        const uint8_t* at = static_cast<const uint8_t*>(v.data) + task.first * v.row_stride * width;
-        const auto scan = kernels().encode.max_magnitude;
-        if (!v.cols) {
-            largest[size_t(i)] = scan(at, v.bf16, std::min(task.last * run, v.rows) - task.first * run);
-            return;
+}
+
+}  // namespace
+
+void max_magnitudes(const Values* jobs, int64_t count, int threads, uint32_t* bits) {
+    std::vector<Piece> pieces;
+    for (int64_t j = 0; j < count; ++j) cut_rows(pieces, j, jobs[j]);
+    std::vector<uint32_t> largest(pieces.size());
+    parallel_for(int64_t(pieces.size()), threads, [&](int64_t i) {
+        const Piece& piece = pieces[size_t(i)];
+        for (int64_t row = 0; row < piece.rows; ++row) {
+            const uint8_t* at = piece.at + row * piece.stride;
+            const uint32_t most = kernels().encode.max_magnitude(at, jobs[piece.job].bf16, piece.cols);
+            largest[size_t(i)] = std::max(largest[size_t(i)], most);
         }
-        for (int64_t row = task.first; row < task.last; ++row, at += v.row_stride * width)
-            largest[size_t(i)] = std::max(largest[size_t(i)], scan(at, v.bf16, v.cols));
     });
     std::fill(bits, bits + count, 0u);
-    for (size_t i = 0; i < tasks.size(); ++i) bits[tasks[i].job] = std::max(bits[tasks[i].job], largest[i]);
+    for (size_t i = 0; i < pieces.size(); ++i) bits[pieces[i].job] = std::max(bits[pieces[i].job], largest[i]);
 }
 
 void ef_passes(const EncodeJob* jobs, int64_t count, float decay, int threads) {

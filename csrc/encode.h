@@ -21,7 +21,9 @@ struct FixedSection {
     }
 
     SPARSELOCO_INLINE int64_t groups() const { return (chunks + group - 1) / group; }
-    SPARSELOCO_INLINE int64_t slot_bytes(int64_t g) const { return (g * (kept + ((chunk - kept) >> low_bits)) + 7) / 8; }
+    SPARSELOCO_INLINE int64_t slot_bytes(int64_t g) const {
+        return (g * (kept + ((chunk - kept) >> low_bits)) + 7) / 8;
+    }
     SPARSELOCO_INLINE int64_t low_bytes(int64_t g) const { return (g * kept * low_bits + 7) / 8; }
     SPARSELOCO_INLINE int64_t code_bytes(int64_t g) const { return (g * kept * 2 + 7) / 8; }
 

@@ -1,5 +1,7 @@
 // The fused encoder: error feedback, selection, codes, correction of the residual and gap coding of a chunk while it is
 // in cache. Its definition is `Channel.outgoing` with TopK and SignTwoLevel; bits are equal.
+// Tried and slower: listing the candidates of a chunk within the error feedback of the next one (two chunks and two
+// planes of keys do not fit the first cache), and asking for more of the next chunk than its head.
 
 namespace sparseloco::ISA_NAMESPACE {
 

@@ -31,7 +31,11 @@ inline int64_t list_keys(const uint16_t* keys, int64_t n, uint16_t border, uint1
     int64_t count = 0;
     for (int64_t i = 0; i < n; i += 64) {
         uint64_t mask = at_least32(keys + i, below) | at_least32(keys + i + 32, below) << 32;
-        for (; mask; mask &= mask - 1) out[count++] = uint16_t(i + int64_t(_tzcnt_u64(mask)));
+        const int64_t found = _mm_popcnt_u64(mask);
+        // Four without a branch on how many there are, which cannot be foreseen; what is too many is overwritten.
+        for (int j = 0; j < 4; ++j, mask = _blsr_u64(mask)) out[count + j] = uint16_t(i + int64_t(_tzcnt_u64(mask)));
+        for (int j = 4; mask; ++j, mask = _blsr_u64(mask)) out[count + j] = uint16_t(i + int64_t(_tzcnt_u64(mask)));
+        count += found;
     }
     return count;
 }
@@ -85,7 +89,7 @@ inline double sum_of_floors(const float* value, int64_t n, double factor) {
     __m256d total = _mm256_setzero_pd();
     for (int64_t i = 0; i < n; i += 4) {
         const __m256d wide = _mm256_andnot_pd(sign, _mm256_cvtps_pd(_mm_load_ps(value + i)));
-        total = _mm256_add_pd(total, _mm256_round_pd(_mm256_mul_pd(wide, scale), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
+        total = _mm256_add_pd(total, _mm256_floor_pd(_mm256_mul_pd(wide, scale)));
     }
     const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(total), _mm256_extractf128_pd(total, 1));
     return _mm_cvtsd_f64(half) + _mm_cvtsd_f64(_mm_unpackhi_pd(half, half));

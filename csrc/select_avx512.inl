@@ -67,7 +67,8 @@ inline void keep(const EncodeScratch& s, int64_t n, uint32_t border, int64_t equ
     int64_t count = 0;
     for (int64_t i = 0; i < n; i += 16) {
         const __m512i magnitude = _mm512_load_si512(s.magnitudes + i);
-        const uint32_t inside = n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu;  // zeros behind the end may equal the border
+        // Zeros behind the end may equal the border.
+        const uint32_t inside = n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu;
         const uint32_t above = _mm512_cmpgt_epu32_mask(magnitude, t);
         const uint32_t same = _mm512_cmpeq_epu32_mask(magnitude, t) & inside;
         const uint32_t first = equals < 16 ? _pdep_u32((1u << equals) - 1, same) : same;

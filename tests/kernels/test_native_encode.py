@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +19,7 @@ from sparseloco.compress.topk import TopK
 from sparseloco.compress.values import SignTwoLevel
 from sparseloco.errors import ConfigError
 from sparseloco.kernels import native
+from sparseloco.kernels.geometry import block_geometry
 from sparseloco.layout import Chunks, Flat, Layout, Tiles
 from sparseloco.reduce import Mean
 from sparseloco.types import Payload, Source, TensorSpec
@@ -93,13 +97,18 @@ def _outlier(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.fixture(params=native.INSTRUCTION_SETS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(autouse=True)
+def set_of_before() -> Iterator[None]:
     before = native.instruction_set()
+    yield
+    native.use(before)
+
+
+@pytest.fixture(params=native.INSTRUCTION_SETS)
+def isa(request: pytest.FixtureRequest) -> str:
     if not native.use(request.param):
         pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    native.use(before)
+    return request.param
 
 
 def channel_of(case: Case, decay: float | None) -> Channel:
@@ -145,7 +154,6 @@ def bits(blocks: list[Tensor]) -> list[bytes]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_payload_and_residual_are_the_definitions(case: Case, pattern: str, dtype: torch.dtype) -> None:
     channel, state, live = made(case, pattern, dtype)
-    before = native.instruction_set()
     sets = [name for name in native.INSTRUCTION_SETS if native.use(name)]
     assert "scalar" in sets
     runs = [(name, threads) for name in sets for threads in (1, 2, 3)]
@@ -158,7 +166,6 @@ def test_payload_and_residual_are_the_definitions(case: Case, pattern: str, dtyp
             blocks = native_blocks(case, live, state, residuals[name, threads])
             assert encode(blocks, 0.95, threads) == sections, (name, threads, number)
             assert bits(residuals[name, threads]) == bits(state.residual), (name, threads, number)
-    native.use(before)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
@@ -257,6 +264,18 @@ def test_what_is_not_finite_is_seen_anywhere(isa: str, dtype: torch.dtype, bad: 
         assert native.max_magnitudes([x, torch.ones(3)], threads=2) == [math.inf, 1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_limit_is_the_definitions(dtype: torch.dtype) -> None:
+    border = torch.tensor(LARGEST, dtype=dtype)
+    above, below = torch.tensor(math.inf, dtype=dtype), torch.tensor(0.0, dtype=dtype)
+    values = [below, torch.nextafter(border, below), border, torch.nextafter(border, above), above, above * 0]
+    expected = [bool(value.abs().amax() < LARGEST) for value in values]
+    assert expected == [True, True, False, False, False, False]
+    assert native.are_below(values, LARGEST, threads=1) == expected
+    assert native.are_below([-value for value in values], LARGEST, threads=1) == expected
+    assert native.are_below([torch.zeros(0, dtype=dtype)], LARGEST, threads=1) == [True]
+
+
 def test_what_is_left_to_the_definition() -> None:
     block = torch.zeros(1, 16)
 
@@ -296,6 +315,14 @@ def test_wrong_arrays_are_refused(change: dict[str, object], message: str) -> No
         native.ef_pass([wrong], decay=1.0, threads=1)
 
 
+def test_larger_chunks_are_refused() -> None:
+    large = torch.zeros(1, 40000)
+    block = native.EncoderBlock(large, large, None, block_geometry(Chunks(40000), (40000,))[0], 1)
+    message = "chunk=40000x1: must have 1 to 32768 values; use the definition for larger ones"
+    with pytest.raises(ValueError, match=message):
+        native.ef_pass([block], decay=1.0, threads=1)
+
+
 def test_geometry_with_absurd_numbers_is_refused() -> None:
     blocks = native.encoder_blocks(Tiles(4, 4), torch.zeros(4, 4), [torch.zeros(1, 16)], [], k=1, chunk_size=16)
     assert blocks is not None
@@ -310,3 +337,19 @@ def test_a_set_must_exist() -> None:
     with pytest.raises(ConfigError) as caught:
         native.use("mmx")
     assert str(caught.value) == "SPARSELOCO_ISA='mmx': must be one of scalar, avx2, avx512; unset it to choose"
+
+
+def in_process(**variables: str) -> subprocess.CompletedProcess[str]:
+    """What a fresh process prints about its kernels."""
+    program = "from sparseloco.kernels import native; print(native.available(), native.instruction_set())"
+    environment = {**os.environ, **variables}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_environment_chooses() -> None:
+    assert in_process(SPARSELOCO_ISA="scalar").stdout == "True scalar\n"
+    assert in_process(SPARSELOCO_KERNELS="torch").stdout.startswith("False ")
+    wrong = in_process(SPARSELOCO_ISA="sse9").stderr
+    assert "SPARSELOCO_ISA='sse9': must be one of scalar, avx2, avx512; unset it to choose" in wrong
+    wrong = in_process(SPARSELOCO_KERNELS="Torch").stderr
+    assert "SPARSELOCO_KERNELS='Torch': must be torch; unset it to use the native kernels" in wrong

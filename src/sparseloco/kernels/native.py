@@ -139,6 +139,15 @@ def max_magnitudes(tensors: Sequence[Tensor], *, threads: int) -> list[float]:
     return _native.max_magnitudes([tensor.detach() for tensor in tensors], threads)
 
 
+def are_below(tensors: Sequence[Tensor], limit: float, *, threads: int) -> list[bool]:
+    """Whether all magnitudes of each tensor are below ``limit``, as ``tensor.abs().amax() < limit`` has it.
+
+    One read of memory for all tensors together. The limit is rounded to the type of each tensor, as torch does.
+    """
+    largest = max_magnitudes(tensors, threads=threads)
+    return [bool(torch.tensor(most, dtype=t.dtype) < limit) for most, t in zip(largest, tensors, strict=True)]
+
+
 def encode(blocks: Sequence[EncoderBlock], *, decay: float, low: float, high: float, threads: int) -> list[Tensor]:
     """Error feedback, exact top-k, SignTwoLevel codes and residual correction in one pass over memory.
 
@@ -174,7 +183,11 @@ def _is_supported(tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 
 def _choose() -> None:
-    if _native is not None and (name := _native.setting("SPARSELOCO_ISA")) and not use(name):
+    if _native is None:
+        return
+    if (kernels := _native.setting("SPARSELOCO_KERNELS")) not in ("", "torch"):
+        raise ConfigError(f"SPARSELOCO_KERNELS={kernels!r}: must be torch; unset it to use the native kernels")
+    if (name := _native.setting("SPARSELOCO_ISA")) and not use(name):
         raise ConfigError(f"SPARSELOCO_ISA={name!r}: must be a set that this machine has; unset it to choose")
 
 
