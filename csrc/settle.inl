@@ -6,8 +6,6 @@ namespace sparseloco::ISA_NAMESPACE {
 constexpr int64_t kWindow = 4096;  // values summed at a time
 constexpr int64_t kSparse = 2;     // one value for so many coordinates, or fewer: few coordinates have several
 constexpr int64_t kMostMarked = 16000;  // peers; their codes are numbered in 16 bits
-constexpr int64_t kAhead = 128;  // bytes of a peer's streams fetched before they are needed
-constexpr int kHeld = 4 * kBatch;  // positions of one peer decoded ahead
 
 template <typename T>
 struct Owned {
@@ -102,21 +100,20 @@ struct SparseMeans {
     }
 };
 
-// One peer's positions in the present chunk, in ascending order.
+// One peer's positions and codes, chunk after chunk.
 template <typename I>
 struct Cursor {
-    Reader reader;
+    Taker<I> taker;
     const Section* section;
     int64_t code_bit;
-    int64_t left, next;  // positions of the chunk not decoded yet, and what they cannot be below
-    int used, held;
-    I index[kHeld];
+    int64_t left;  // positions of the present chunk not added yet
+    int used;      // of those that the taker holds
 
     inline void open(const Section& s, int64_t group) {
         section = &s;
-        reader = reader_of(s);
-        open_group(reader, s, group);
+        taker.open(s, group);
         code_bit = group * s.shape.per_group * s.shape.kept * 2;
+        used = 0;
     }
 
     inline void start(int64_t chunk, const SettlePlan& plan, int64_t peer, Values& values) {
@@ -124,51 +121,50 @@ struct Cursor {
         std::memcpy(&scale, section->scale + 2 * chunk, 2);
         values.start(plan, peer, scale);
         left = section->shape.kept;
-        next = 0;
-        used = held = 0;
-        prefetch();
     }
 
-    // Three streams of each of many peers are more than the processor follows by itself.
-    inline void prefetch() const {
-        __builtin_prefetch(section->code + (code_bit >> 3) + kAhead);
-        __builtin_prefetch(reader.low + (reader.low_bit >> 3) + kAhead);
-        __builtin_prefetch(reader.unary + (reader.unary_bit >> 3) + kAhead);
+    inline void make_ready() {
+        if (used == taker.held && left) fill();
     }
 
-    inline void fill() {
-        used = held = 0;
-        while (left && held < kHeld) {
-            const int n = int(left < kBatch ? left : kBatch);
-            next = take(reader, next, index + held, n);
-            held += n;
-            left -= n;
-        }
+    __attribute__((noinline)) void fill() {
+        const int64_t low = taker.reader.low_bit, unary = taker.reader.unary_bit, code = code_bit;
+        taker.fill();
+        used = 0;
+        // Three streams of each of many peers are more than the processor follows by itself.
+        fetch(taker.reader.low, low, taker.reader.low_bit);
+        fetch(taker.reader.unary, unary, taker.reader.unary_bit);
+        fetch(section->code, code, code + 2 * taker.held);
+    }
+
+    // What the next fill will read, if it reads as many bits as this one.
+    static inline void fetch(const uint8_t* stream, int64_t from, int64_t to) {
+        for (int64_t bit = to; bit < 2 * to - from + 512; bit += 512) __builtin_prefetch(stream + (bit >> 3));
     }
 
     // Adds the values at positions below `last`; `first` is where the window starts.
     template <typename S>
     inline void add_until(S& sink, int64_t peer, int64_t first, int64_t last) {
-        for (;;) {
-            if (used == held) {
-                if (!left) return;
-                fill();
-            }
-            int stop = held;
-            while (stop > used && index[stop - 1] >= last) --stop;
+        while (left) {
+            make_ready();
+            const int end = taker.held - used < left ? taker.held : used + int(left);
+            int stop = end;
+            while (stop > used && taker.index[stop - 1] >= last) --stop;
+            left -= stop - used;
             add_run(sink, peer, first, stop);
-            if (used < held) return;
+            if (stop < end) return;
         }
     }
 
     // Not inlined: among all that settle_groups holds, the loop's few numbers would not stay in registers.
     template <typename S>
     __attribute__((noinline)) void add_run(S& sink, int64_t peer, int64_t first, int stop) {
+        const uint8_t *codes = section->code, *end = section->end;
         for (; used + 32 <= stop; used += 32, code_bit += 64)
-            sink.add_values(index + used, 32, first, peer, bits_at(section->code, section->end, code_bit));
+            sink.add_values(taker.index + used, 32, first, peer, bits_at(codes, end, code_bit));
         const int rest = stop - used;
         if (!rest) return;
-        sink.add_values(index + used, rest, first, peer, bits_at(section->code, section->end, code_bit));
+        sink.add_values(taker.index + used, rest, first, peer, bits_at(codes, end, code_bit));
         used += rest;
         code_bit += 2 * rest;
     }
@@ -370,7 +366,10 @@ bool settle_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, 
             for (int64_t at = 0; at < size; at += kWindow) {
                 const int64_t stop = at + kWindow < size ? at + kWindow : size;
                 sink.reset(stop - at);
+                cursors.items[0].make_ready();
                 for (int64_t p = 0; p < plan.peers; ++p) {
+                    // Decoding is a long chain of few instructions, so the next peer's runs beside this one's additions.
+                    if (p + 1 < plan.peers) cursors.items[p + 1].make_ready();
                     fetch_share(job.anchor + chunk * size + at, stop - at, p, plan.peers);
                     cursors.items[p].add_until(sink, p, at, stop);
                 }
