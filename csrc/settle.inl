@@ -54,7 +54,7 @@ struct DenseSums {
         A* out = sums - first;
         for (int64_t j = 0; j < n; ++j, codes >>= 2) add(out[index[j]], value[codes & 3]);
     }
-    inline void finish(const SettlePlan&) {}
+    inline void finish(const SettlePlan&, int64_t) {}
 };
 
 // Where they go when most coordinates have one or none: the last value of each, and a list of those that were there
@@ -64,7 +64,7 @@ struct SparseMeans {
     alignas(64) float sums[kWindow];  // means
     alignas(64) uint16_t last[kWindow];  // 1 + 4 * peer + code of the last value; 0 for none
     Pair again[kWindow];  // sums of coordinates with several values; zero between windows
-    uint32_t* list;  // position, and what was there before
+    uint64_t* list;  // position in the chunk, and above 32 bits what was there before
     int64_t listed;
     Values values;
 
@@ -75,27 +75,31 @@ struct SparseMeans {
     template <typename I>
     inline void add_values(const I* index, int64_t n, int64_t first, int64_t peer, uint64_t codes) {
         const float* single = values.single + 4 * peer;
-        const uint32_t mark = uint32_t(4 * peer + 1);
-        uint32_t* end = list + listed;
+        float* mean = sums - first;
+        uint16_t* mark = last - first;
+        const uint32_t what = uint32_t(4 * peer + 1);
+        uint64_t* end = list + listed;
+#pragma GCC unroll 8
         for (int64_t j = 0; j < n; ++j, codes >>= 2) {
-            const uint32_t at = uint32_t(index[j] - first), code = uint32_t(codes & 3), before = last[at];
-            sums[at] = single[code];
-            last[at] = uint16_t(mark + code);
-            *end = at | before << 16;
+            const uint64_t at = index[j], code = codes & 3, before = mark[at];
+            mean[at] = single[code];
+            mark[at] = uint16_t(what + uint32_t(code));
+            *end = at | before << 32;
             end += before != 0;
         }
         listed = end - list;
     }
     // Adds up coordinates with several values in peer order: those of the list, then the last.
-    inline void finish(const SettlePlan& plan) {
-        for (int64_t i = 0; i < listed; ++i) add(again[list[i] & 0xffff], values.sum[(list[i] >> 16) - 1]);
+    inline void finish(const SettlePlan& plan, int64_t first) {
+        Pair* sum = again - first;
+        for (int64_t i = 0; i < listed; ++i) add(sum[uint32_t(list[i])], values.sum[(list[i] >> 32) - 1]);
         for (int64_t i = 0; i < listed; ++i) {
-            const uint32_t at = list[i] & 0xffff;
-            Pair& sum = again[at];
-            if (sum.weight == 0) continue;  // done: it is in the list more than once
-            add(sum, values.sum[last[at] - 1]);
-            sums[at] = float(sum.total / (plan.over == Mean::PEERS ? double(plan.total_weight) : sum.weight));
-            sum = {0, 0};
+            const int64_t at = uint32_t(list[i]);
+            if (sum[at].weight == 0) continue;  // done: it is in the list more than once
+            add(sum[at], values.sum[last[at - first] - 1]);
+            const double weight = plan.over == Mean::PEERS ? double(plan.total_weight) : sum[at].weight;
+            sums[at - first] = float(sum[at].total / weight);
+            sum[at] = {0, 0};
         }
     }
 };
@@ -373,7 +377,7 @@ bool settle_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, 
                     fetch_share(job.anchor + chunk * size + at, stop - at, p, plan.peers);
                     cursors.items[p].add_until(sink, p, at, stop);
                 }
-                sink.finish(plan);
+                sink.finish(plan, at);
                 if (!(plan.general ? write_window<true>(target, chunk, at, stop, sink.sums, s)
                                    : write_window<false>(target, chunk, at, stop, sink.sums, s)))
                     return false;
@@ -427,7 +431,7 @@ inline bool settle_sparse(const SettlePlan& plan, const SettleJob& job, int64_t 
     Owned<SparseMeans> sink(1);
     std::memset(static_cast<void*>(sink.items), 0, sizeof *sink.items);
     const int64_t kept = job.shape.kept < kWindow ? job.shape.kept : kWindow;
-    Owned<uint32_t> list(plan.peers * kept + 1);
+    Owned<uint64_t> list(plan.peers * kept + 1);
     sink.items->list = list.items;
     return settle_into(plan, job, first, last, *sink.items, square);
 }
