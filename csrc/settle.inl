@@ -282,7 +282,7 @@ inline void merge_row(Merge merge, const float* anchor, T* live, const T* snapsh
                       const Step& s) {
     int64_t c = 0;
     if (lines)
-        for (; c + 8 <= n; c += 8) stream(live + c, load(anchor + c));
+        for (; c + 16 <= n; c += 16) stream16(live + c, anchor + c);
     else
         for (; c + 8 <= n; c += 8)
             store(live + c, merged(merge, anchor + c, live + c, snapshot ? snapshot + c : nullptr, s));
@@ -312,7 +312,7 @@ inline bool each_run(const Geometry& where, int64_t chunk, int64_t first, int64_
     return true;
 }
 
-// Whether all runs are whole lines of the cache, so that stores past it pay.
+// Whether all runs are whole lines of the cache, 16 values or a multiple, so that stores past it pay.
 inline bool whole_lines(const SettleJob& job, size_t item) {
     const auto fits = [&](int64_t values) { return size_t(values) * item % 64 == 0; };
     return reinterpret_cast<uintptr_t>(job.live) % 64 == 0 && fits(job.where.row_stride) && fits(job.where.cols) &&
