@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "sparseloco"
 # A package is named once and holds all its modules. A new module or package needs a line here.
 LAYERS = {
     "L0": {"errors", "types", "bits", "keys"},
-    "L1": {"layout", "compress", "reduce", "channel"},
+    "L1": {"layout", "compress", "reduce", "channel", "kernels"},
     "L2": {
         "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
         "citations",

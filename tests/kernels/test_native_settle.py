@@ -13,7 +13,7 @@ from torch import Tensor
 from sparseloco.channel import Channel, ChannelState
 from sparseloco.compress import SignTwoLevel, TopK
 from sparseloco.errors import DivergenceError
-from sparseloco.kernels.native_settle import SettleJob, SettlePlan, Settled, apply_pass, settle_top_k
+from sparseloco.kernels.native_settle import Settled, SettleJob, SettlePlan, apply_pass, settle_top_k
 from sparseloco.layout import Chunks, Layout, Tiles
 from sparseloco.merge import Blend, Carry, Replace
 from sparseloco.outer import Sgd
@@ -137,7 +137,9 @@ class Round:
         case = self.case
         own = case.seed if case.values == "same places" else 1000 * case.seed + peer
         scale = {"zeros": 0.0, "subnormal": 1e-39, "large": 1e30}.get(case.values, 0.1)
-        ends = [t.float() - scale * heavy_tailed(tuple(t.shape), own + i, torch.float32) for i, t in enumerate(self.start)]
+        ends = [
+            t.float() - scale * heavy_tailed(tuple(t.shape), own + i, torch.float32) for i, t in enumerate(self.start)
+        ]
         sources = [
             Source([self.state.anchor[j] for j in span], end.to(case.dtype))
             for span, end in zip(self.state.spans, ends, strict=True)
@@ -148,9 +150,7 @@ class Round:
             for j in payload.blocks:
                 payload.blocks[j]["code"].random_(0, 4, generator=generator)
                 payload.blocks[j]["scale"][::2] = 0.0  # minus zero is a value, too
-        return Envelope(
-            key=Key(0, 0), peer=peer, weight=weight, fingerprint="0" * 16, digest="0" * 32, payload=payload
-        )
+        return Envelope(key=Key(0, 0), peer=peer, weight=weight, fingerprint="0" * 16, digest="0" * 32, payload=payload)
 
     def coding_of(self, peer: int) -> int:
         return {"fixed": FIXED, "compact": COMPACT, "mixed": peer % 2}[self.case.coding]
@@ -367,4 +367,4 @@ def test_sections_that_nobody_checked_stay_inside_memory(instruction_set: str, c
             for at in torch.randint(start, len(section) - 12, (40,), generator=generator).tolist():
                 section[at] = int(torch.randint(0, 256, (1,), generator=generator))
         settle_top_k([job._replace(sections=[bytes(s) for s in sections])], plan)
-        assert bool((guarded[0] == 7).all()) and bool((guarded[-1] == 7).all())
+        assert bool((guarded[[0, -1]] == 7).all())
