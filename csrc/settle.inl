@@ -25,7 +25,6 @@ inline Step step_of(const SettlePlan& plan) {
 
 // Means of eight sums. Division by a power of two is exact, and so is multiplication by its inverse; nearly all
 // weights are one peer's alone, so for most weights a division is rare.
-inline F8 mean(const float* means, const Step&) { return load(means); }
 inline F8 mean(const double* sums, const Step& s) {
     const D8 total = load(sums);
     return narrow(s.power ? total * inverse_power(s.divisor) : total / s.divisor);
@@ -37,7 +36,6 @@ inline F8 mean(const Pair* sums, const Step&) {
     return narrow(powers_of_two(weight) ? total * inverse_power(weight) : total / weight);
 }
 
-inline void clear(float* means) { store(means, F8{}); }
 inline void clear(double* sums) { store(sums, all(0)); }
 inline void clear(Pair* sums) {
     store(&sums[0].total, all(0));
@@ -185,30 +183,31 @@ inline void fetch_share(const float* anchor, int64_t count, int64_t p, int64_t p
     for (int64_t at = count * p / peers; at < count * (p + 1) / peers; at += kLine) __builtin_prefetch(anchor + at, 1);
 }
 
-template <typename I, typename S, typename T>
-bool settle_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, S& sink, double* square) {
+template <typename I, typename A, typename T>
+bool settle_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
     const Target<T> target(plan, job);
     const int64_t size = job.shape.chunk;
     Owned<Cursor<I>> cursors(plan.peers);
+    Owned<Sums<A>> window(1);
+    Sums<A>& sums = *window.items;
+    std::memset(static_cast<void*>(sums.of), 0, sizeof sums.of);
     Step s = step_of(plan);
     for (int64_t group = first; group < last; ++group) {
         for (int64_t p = 0; p < plan.peers; ++p) cursors.items[p].open(job.sections[p], group);
         const int64_t begin = group * job.shape.per_group;
         for (int64_t chunk = begin; chunk < begin + job.shape.in_group(group); ++chunk) {
-            for (int64_t p = 0; p < plan.peers; ++p) cursors.items[p].start(chunk, plan, p, sink.values);
+            for (int64_t p = 0; p < plan.peers; ++p) cursors.items[p].start(chunk, plan, plan.weights[p]);
             for (int64_t at = 0; at < size; at += kWindow) {
                 const int64_t stop = at + kWindow < size ? at + kWindow : size;
-                sink.reset(stop - at);
                 cursors.items[0].make_ready();
                 for (int64_t p = 0; p < plan.peers; ++p) {
                     // Decoding is a long chain of few instructions: the next peer's runs beside this one's additions.
                     if (p + 1 < plan.peers) cursors.items[p + 1].make_ready();
                     fetch_share(job.anchor + chunk * size + at, stop - at, p, plan.peers);
-                    cursors.items[p].add_until(sink, p, at, stop);
+                    cursors.items[p].add_until(sums, at, stop);
                 }
-                sink.finish(plan, at);
-                if (!(plan.general ? write_window<true>(target, chunk, at, stop, sink.sums, s)
-                                   : write_window<false>(target, chunk, at, stop, sink.sums, s)))
+                if (!(plan.general ? write_window<true>(target, chunk, at, stop, sums.of, s)
+                                   : write_window<false>(target, chunk, at, stop, sums.of, s)))
                     return false;
             }
         }
@@ -236,46 +235,26 @@ void merge_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, i
     fence();
 }
 
-template <typename S>
-bool settle_into(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, S& sink, double* square) {
-    Owned<Pair> sums(4 * plan.peers);
-    Owned<float> singles(4 * plan.peers);
-    sink.values = {sums.items, singles.items};
-    const bool is_short = job.shape.chunk <= kShortChunk;
-    if (job.bf16)
-        return is_short ? settle_groups<uint16_t, S, uint16_t>(plan, job, first, last, sink, square)
-                        : settle_groups<uint32_t, S, uint16_t>(plan, job, first, last, sink, square);
-    return is_short ? settle_groups<uint16_t, S, float>(plan, job, first, last, sink, square)
-                    : settle_groups<uint32_t, S, float>(plan, job, first, last, sink, square);
+template <typename I, typename A>
+bool settle_into(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
+    return job.bf16 ? settle_groups<I, A, uint16_t>(plan, job, first, last, square)
+                    : settle_groups<I, A, float>(plan, job, first, last, square);
 }
 
-template <typename A>
-bool settle_dense(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
-    Owned<DenseSums<A>> sink(1);
-    std::memset(static_cast<void*>(sink.items->sums), 0, sizeof sink.items->sums);
-    return settle_into(plan, job, first, last, *sink.items, square);
-}
-
-inline bool settle_sparse(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
-    Owned<SparseMeans> sink(1);
-    std::memset(static_cast<void*>(sink.items), 0, sizeof *sink.items);
-    const int64_t kept = job.shape.kept < kWindow ? job.shape.kept : kWindow;
-    Owned<uint64_t> list(plan.peers * kept + 1);
-    sink.items->list = list.items;
-    return settle_into(plan, job, first, last, *sink.items, square);
+template <typename I>
+bool settle_mean(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
+    return plan.over == Mean::PEERS ? settle_into<I, double>(plan, job, first, last, square)
+                                    : settle_into<I, Pair>(plan, job, first, last, square);
 }
 
 inline bool settle(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
-    if (!plan.peers) {
-        if (job.bf16) merge_groups<uint16_t>(plan, job, first, last, false);
-        else merge_groups<float>(plan, job, first, last, false);
-        *square = 0;
-        return true;
-    }
-    if (plan.peers <= kMostMarked && plan.peers * job.shape.kept <= job.shape.chunk / kSparse)
-        return settle_sparse(plan, job, first, last, square);
-    return plan.over == Mean::PEERS ? settle_dense<double>(plan, job, first, last, square)
-                                    : settle_dense<Pair>(plan, job, first, last, square);
+    if (plan.peers)
+        return job.shape.chunk <= kShortChunk ? settle_mean<uint16_t>(plan, job, first, last, square)
+                                              : settle_mean<uint32_t>(plan, job, first, last, square);
+    if (job.bf16) merge_groups<uint16_t>(plan, job, first, last, false);
+    else merge_groups<float>(plan, job, first, last, false);
+    *square = 0;
+    return true;
 }
 
 inline void apply(const SettleJob& job, int64_t first, int64_t last) {

@@ -31,6 +31,5 @@ def test_lanes_are_those_of_the_definition(instruction_set: str, shape: tuple[in
 def test_strides_and_empty_blocks() -> None:
     block = heavy_tailed((12, 9), 1, torch.float32)
     assert native_settle.digest_lanes(block.T, 7) == digest_lanes(block.T, 7)
-    assert (
-        native_settle.digest_lanes(torch.zeros(0, 4), 7) == native_settle.digest_lanes(torch.zeros(4, 0), 7) == (0, 0)
-    )
+    for shape in [(0, 4), (4, 0)]:
+        assert native_settle.digest_lanes(torch.zeros(shape), 7) == (0, 0)
