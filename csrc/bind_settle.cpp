@@ -154,7 +154,8 @@ void bind_settle(nb::module_& m) {
           nb::arg("threads"), "Sums of squares of the updates, and the first job that failed or -1.");
     m.def("apply_pass", apply_of, nb::arg("jobs"), nb::arg("threads"),
           "Reads and writes anchors and writes live parameters, and nothing else.");
-    m.def("digest", digest_of, nb::arg("words"), nb::arg("salt"), nb::arg("threads"), "Both lanes of a matrix of words.");
+    m.def("digest", digest_of, nb::arg("words"), nb::arg("salt"), nb::arg("threads"),
+          "Both lanes of a matrix of words.");
 }
 
 }  // namespace sparseloco

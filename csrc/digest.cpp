@@ -21,7 +21,8 @@ const DigestFactors& digest_factors() {
 
 void digest(const uint32_t* words, int64_t rows, int64_t cols, uint64_t salt, int threads, uint64_t* lanes) {
     constexpr int64_t kPiece = 1 << 16;  // of a long row
-    const int64_t pieces = (cols + kPiece - 1) / kPiece, step = std::max<int64_t>(1, kPiece / std::max<int64_t>(1, cols));
+    const int64_t pieces = (cols + kPiece - 1) / kPiece;
+    const int64_t step = std::max<int64_t>(1, kPiece / std::max<int64_t>(1, cols));
     const int64_t strips = (rows + step - 1) / step;
     std::atomic<uint64_t> sum[2] = {{0}, {0}};  // in any order: they wrap
     parallel_for(strips * pieces, threads, [&](int64_t task) {

@@ -1,12 +1,13 @@
-// Decoding and checking of gap-coded positions. Positions of one chunk are taken up to 64 at a time:
-// idx_j = next + ((zeros before the j-th one bit) << b) + (low values up to j) + j.
+// Decoding of gap-coded positions. Runs of n positions, whole chunks or pieces of one, are taken several at a time:
+// idx_j = base + ((zeros before the run's j-th one bit) << b) + (low values up to j) + j.
 #if defined(ISA_AVX512) || defined(ISA_AVX2)
 #include <immintrin.h>
 #endif
 
 namespace sparseloco::ISA_NAMESPACE {
 
-constexpr int kBatch = 64;             // positions decoded at a time
+constexpr int kBatch = 64;              // positions in a vector of bytes
+constexpr int kTaken = 512;             // most positions taken at a time
 constexpr int64_t kShortChunk = 32768;  // positions in such chunks are kept in 16 bits
 
 // 64 bits from bit `at` on; zeros from `end` on.
@@ -73,18 +74,22 @@ inline void each_low(Reader& r, int n, const F& with) {
     }
 }
 
-// The next n <= 64 positions of a chunk, none below `next`; returns what the one behind them cannot be below.
+// The next `runs` times n positions, at most kTaken, each run's not below `base`. Up to 64 behind them are overwritten.
 template <typename I>
-inline int64_t take(Reader& r, int64_t next, I* out, int n) {
-    uint32_t one[kBatch];
-    take_ones(r, one, n);
-    int64_t sum = next;
-    each_low(r, n, [&](int j, uint64_t low) {
-        sum += int64_t(low);
-        const int64_t here = sum + (int64_t(one[j] - uint32_t(j)) << r.low_bits) + j;
-        out[j] = I(here < r.largest ? here : r.largest);
-    });
-    return int64_t(out[n - 1]) + 1;
+inline void take_runs(Reader& r, int64_t base, I* out, int runs, int n) {
+    uint32_t one[kTaken] = {};
+    take_ones(r, one, runs * n);
+    int64_t start = 0;
+    for (int run = 0; run < runs; ++run, out += n) {
+        const uint32_t* at = one + run * n;
+        int64_t sum = base;
+        each_low(r, n, [&](int j, uint64_t low) {
+            sum += int64_t(low);
+            const int64_t here = sum + ((int64_t(at[j]) - start - j) << r.low_bits) + j;
+            out[j] = I(here < r.largest ? here : r.largest);
+        });
+        start = int64_t(at[n - 1]) + 1;
+    }
 }
 
 #ifdef ISA_AVX512
@@ -128,11 +133,17 @@ inline __m512i prefix_sums(__m512i x) {
     return _mm512_add_epi16(x, _mm512_maskz_permutexvar_epi16(0xffff0000u, _mm512_set1_epi16(15), x));
 }
 
+inline __m512i count_from(int first) {
+    const __m512i to31 = _mm512_cvtepu8_epi16(_mm256_set_epi64x(0x1f1e1d1c1b1a1918, 0x1716151413121110,
+        0x0f0e0d0c0b0a0908, 0x0706050403020100));
+    return _mm512_add_epi16(to31, _mm512_set1_epi16(short(first)));
+}
+
+// Places of the next n one bits in 16 bits; up to 64 behind them are overwritten.
 inline void take_ones16(Reader& r, uint16_t* at, int n) {
-    const __m512i iota = _mm512_load_si512(kLowPlan.shifts[1]);  // 0 to 7 in every lane
-    const __m512i lane = _mm512_set_epi64(0x3838383838383838, 0x3030303030303030, 0x2828282828282828,
-        0x2020202020202020, 0x1818181818181818, 0x1010101010101010, 0x0808080808080808, 0);
-    const __m512i places = _mm512_or_si512(iota, lane);
+    const __m512i places = _mm512_add_epi8(_mm512_load_si512(kLowPlan.shifts[1]), _mm512_set_epi64(
+        0x3838383838383838, 0x3030303030303030, 0x2828282828282828, 0x2020202020202020,
+        0x1818181818181818, 0x1010101010101010, 0x0808080808080808, 0));
     int found = 0;
     for (int64_t bit = r.unary_bit; found < n; bit += 64) {
         const uint64_t word = unary_word(r, bit);
@@ -147,62 +158,101 @@ inline void take_ones16(Reader& r, uint16_t* at, int n) {
     r.unary_bit += int64_t(at[n - 1]) + 1;
 }
 
-inline __m512i count_from(int first) {
-    const __m512i to31 = _mm512_cvtepu8_epi16(_mm256_set_epi64x(0x1f1e1d1c1b1a1918, 0x1716151413121110,
-        0x0f0e0d0c0b0a0908, 0x0706050403020100));
-    return _mm512_add_epi16(to31, _mm512_set1_epi16(short(first)));
+// One run of up to 32 lanes: positions from places of ones, counts in the run and sums of low values.
+inline __m512i positions(__m512i ones, __m512i start, __m512i count, __m512i sums, __m128i width) {
+    const __m512i zeros = _mm512_sub_epi16(ones, _mm512_add_epi16(count, start));
+    return _mm512_add_epi16(_mm512_sll_epi16(zeros, width), _mm512_add_epi16(count, sums));
 }
 
-// As above for short chunks and narrow low values; writes 64 positions, of which those behind the n-th are junk.
-inline int64_t take_short(Reader& r, int64_t next, uint16_t* out, int n) {
-    uint16_t one[2 * kBatch];
-    take_ones16(r, one, n);
-    const __m512i lows = take_lows(r, n);
-    const __m512i base = _mm512_set1_epi16(short(next)), largest = _mm512_set1_epi16(short(r.largest));
+// As take_runs, for short chunks and narrow low values.
+inline void take_short(Reader& r, int64_t base, uint16_t* out, int runs, int n) {
+    uint16_t one[kTaken + kBatch];
+    take_ones16(r, one, runs * n);
     const __m128i width = _mm_cvtsi32_si128(r.low_bits);
-    __m512i sums = prefix_sums(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(lows)));
-    for (int half = 0; half < 2; ++half) {
-        const __m512i count = count_from(32 * half);
-        const __m512i zeros = _mm512_sub_epi16(_mm512_loadu_si512(one + 32 * half), count);
-        __m512i here = _mm512_add_epi16(_mm512_sll_epi16(zeros, width), _mm512_add_epi16(count, base));
-        here = _mm512_min_epu16(_mm512_add_epi16(here, sums), largest);
-        _mm512_storeu_si512(out + 32 * half, here);
-        if (n <= 32) break;
-        const __m512i before = _mm512_permutexvar_epi16(_mm512_set1_epi16(31), sums);
-        const __m512i rest = prefix_sums(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(lows, 1)));
-        sums = _mm512_add_epi16(rest, before);
+    const __m512i largest = _mm512_set1_epi16(short(r.largest)), last = _mm512_set1_epi16(31);
+    int start = 0;
+    for (int run = 0; run < runs; ++run, out += n) {
+        const uint16_t* at = one + run * n;
+        const __m512i from = _mm512_set1_epi16(short(start));
+        __m512i sum = _mm512_set1_epi16(short(base));  // of the low values before
+        for (int j = 0; j < n; j += kBatch) {
+            const __m512i lows = take_lows(r, n - j < kBatch ? n - j : kBatch);
+            __m512i sums = prefix_sums(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(lows)));
+            sums = _mm512_add_epi16(sums, sum);
+            const __m512i low = positions(_mm512_loadu_si512(at + j), from, count_from(j), sums, width);
+            _mm512_storeu_si512(out + j, _mm512_min_epu16(low, largest));
+            if (n - j <= 32) break;
+            sum = _mm512_permutexvar_epi16(last, sums);
+            sums = prefix_sums(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(lows, 1)));
+            sums = _mm512_add_epi16(sums, sum);
+            const __m512i high = positions(_mm512_loadu_si512(at + j + 32), from, count_from(j + 32), sums, width);
+            _mm512_storeu_si512(out + j + 32, _mm512_min_epu16(high, largest));
+            sum = _mm512_permutexvar_epi16(last, sums);
+        }
+        start = at[n - 1] + 1;
     }
-    return int64_t(out[n - 1]) + 1;
 }
 
 template <>
-inline int64_t take(Reader& r, int64_t next, uint16_t* out, int n) {
-    if (r.low_bits <= 8) return take_short(r, next, out, n);
-    uint32_t wide[kBatch];
-    const int64_t then = take(r, next, wide, n);
-    for (int j = 0; j < n; ++j) out[j] = uint16_t(wide[j]);
-    return then;
+inline void take_runs(Reader& r, int64_t base, uint16_t* out, int runs, int n) {
+    if (r.low_bits <= 8) return take_short(r, base, out, runs, n);
+    uint32_t wide[kTaken];
+    take_runs(r, base, wide, runs, n);
+    for (int j = 0; j < runs * n; ++j) out[j] = uint16_t(wide[j]);
 }
 
 #endif
 
 // -- whole groups ----------------------------------------------------------------------------------------------------
 
+// A section's positions of one group after another: whole chunks where several fit, else pieces of one.
+template <typename I>
+struct Taker {
+    Reader reader;
+    int64_t kept, chunks;  // per chunk; of the group, not begun yet
+    int64_t left, next;    // of the chunk in pieces, and what its next position is not below
+    int held;
+    I index[kTaken + kBatch];
+
+    inline void open(const Section& s, int64_t group) {
+        reader = reader_of(s);
+        open_group(reader, s, group);
+        kept = s.shape.kept;
+        chunks = s.shape.in_group(group);
+        left = next = 0;
+        held = 0;
+    }
+
+    inline void fill() {
+        if (kept <= kTaken) {
+            const int64_t fit = kTaken / kept, runs = fit < chunks ? fit : chunks;
+            take_runs(reader, 0, index, int(runs), int(kept));
+            chunks -= runs;
+            held = int(runs * kept);
+            return;
+        }
+        if (!left) {
+            left = kept;
+            next = 0;
+            --chunks;
+        }
+        held = int(left < kTaken ? left : kTaken);
+        take_runs(reader, next, index, 1, held);
+        next = int64_t(index[held - 1]) + 1;
+        left -= held;
+    }
+};
+
 template <typename I>
 void unpack_as(const Section& section, int64_t first, int64_t last, I* index) {
-    const int64_t kept = section.shape.kept;
-    Reader r = reader_of(section);
-    I batch[kBatch];
+    Taker<I> taker;
     for (int64_t group = first; group < last; ++group) {
-        open_group(r, section, group);
-        for (int64_t n = 0; n < section.shape.in_group(group); ++n) {
-            I* out = index + (group * section.shape.per_group + n) * kept;
-            int64_t next = 0;
-            for (int64_t done = 0; done < kept; done += kBatch) {
-                const int count = int(kept - done < kBatch ? kept - done : kBatch);
-                next = take(r, next, batch, count);
-                std::memcpy(out + done, batch, size_t(count) * sizeof(I));
-            }
+        taker.open(section, group);
+        I* out = index + group * section.shape.per_group * section.shape.kept;
+        while (taker.chunks || taker.left) {
+            taker.fill();
+            std::memcpy(out, taker.index, size_t(taker.held) * sizeof(I));
+            out += taker.held;
         }
     }
 }

@@ -21,5 +21,6 @@
 #include "gaps.inl"
 #include "gaps_check.inl"
 #include "lanes.inl"
+#include "settle_sums.inl"
 #include "settle.inl"
 #include "digest.inl"

@@ -156,8 +156,18 @@ inline __m128i bf16_of(F8 x) {
 }
 inline void store(uint16_t* p, F8 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bf16_of(x)); }
 // Past the caches; whole lines of 64 bytes only, or they are slow.
-inline void stream(float* p, F8 x) { _mm256_stream_ps(p, x.v); }
-inline void stream(uint16_t* p, F8 x) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), bf16_of(x)); }
+#ifdef ISA_AVX512
+inline void stream16(float* p, const float* from) { _mm512_stream_ps(p, _mm512_loadu_ps(from)); }
+#else
+inline void stream16(float* p, const float* from) {
+    _mm256_stream_ps(p, _mm256_loadu_ps(from));
+    _mm256_stream_ps(p + 8, _mm256_loadu_ps(from + 8));
+}
+#endif
+inline void stream16(uint16_t* p, const float* from) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bf16_of(load(from)));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p + 8), bf16_of(load(from + 8)));
+}
 inline void fence() { _mm_sfence(); }
 
 #else
@@ -170,8 +180,11 @@ inline bool sane(F8 x) {
 inline void store(uint16_t* p, F8 x) {
     for (int i = 0; i < 8; ++i) p[i] = to_bf16(x.v[i]);
 }
-inline void stream(float* p, F8 x) { store(p, x); }
-inline void stream(uint16_t* p, F8 x) { store(p, x); }
+template <typename T>
+inline void stream16(T* p, const float* from) {
+    store(p, load(from));
+    store(p + 8, load(from + 8));
+}
 inline void fence() {}
 
 #endif

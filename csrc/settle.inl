@@ -3,177 +3,6 @@
 
 namespace sparseloco::ISA_NAMESPACE {
 
-constexpr int64_t kWindow = 4096;  // values summed at a time
-constexpr int64_t kSparse = 2;     // one value for so many coordinates, or fewer: few coordinates have several
-constexpr int64_t kMostMarked = 16000;  // peers; their codes are numbered in 16 bits
-constexpr int64_t kAhead = 128;  // bytes of a peer's streams fetched before they are needed
-constexpr int kHeld = 4 * kBatch;  // positions of one peer decoded ahead
-
-template <typename T>
-struct Owned {
-    T* items;
-    explicit Owned(int64_t count) : items(new T[size_t(count)]) {}
-    ~Owned() { delete[] items; }
-    Owned(const Owned&) = delete;
-    Owned& operator=(const Owned&) = delete;
-};
-
-// What each code of each peer stands for in the present chunk.
-struct Values {
-    Pair* sum;      // [peers][4] weight times value, and weight
-    float* single;  // [peers][4] the mean if no other peer sends that coordinate
-
-    inline void start(const SettlePlan& plan, int64_t peer, uint16_t scale_bits) {
-        const float scale = widen(scale_bits), levels[4] = {plan.low, -plan.low, plan.high, -plan.high};
-        const double weight = double(plan.weights[peer]), divisor = double(plan.total_weight);
-        for (int c = 0; c < 4; ++c) {
-            const float value = levels[c] * scale;  // rounded to float32, as the definition decodes it
-            const double total = weight * double(value);
-            sum[4 * peer + c] = {total, weight};
-            // A sum starts at zero, and adding that makes minus zero zero. With one weight, the division gives the value.
-            single[4 * peer + c] = plan.over == Mean::PEERS ? float((0.0 + total) / divisor) : 0.0f + value;
-        }
-    }
-};
-
-inline void add(double& sum, const Pair& value) { sum += value.total; }
-inline void add(Pair& sum, const Pair& value) {
-    sum.total += value.total;
-    sum.weight += value.weight;
-}
-
-// Where values of a window go when most coordinates have several: a sum for each coordinate.
-template <typename A>
-struct DenseSums {
-    using Sum = A;
-    alignas(64) A sums[kWindow];
-    Values values;
-
-    inline void reset(int64_t) {}
-    template <typename I>
-    inline void add_values(const I* index, int64_t n, int64_t first, int64_t peer, uint64_t codes) {
-        const Pair* value = values.sum + 4 * peer;
-        A* out = sums - first;
-        for (int64_t j = 0; j < n; ++j, codes >>= 2) add(out[index[j]], value[codes & 3]);
-    }
-    inline void finish(const SettlePlan&) {}
-};
-
-// Where they go when most coordinates have one or none: the last value of each, and a list of those that were there
-// before. A quarter of the memory, and no division for coordinates of one peer.
-struct SparseMeans {
-    using Sum = float;
-    alignas(64) float sums[kWindow];  // means
-    alignas(64) uint16_t last[kWindow];  // 1 + 4 * peer + code of the last value; 0 for none
-    Pair again[kWindow];  // sums of coordinates with several values; zero between windows
-    uint32_t* list;  // position, and what was there before
-    int64_t listed;
-    Values values;
-
-    inline void reset(int64_t width) {
-        std::memset(last, 0, size_t(width) * sizeof *last);
-        listed = 0;
-    }
-    template <typename I>
-    inline void add_values(const I* index, int64_t n, int64_t first, int64_t peer, uint64_t codes) {
-        const float* single = values.single + 4 * peer;
-        const uint32_t mark = uint32_t(4 * peer + 1);
-        uint32_t* end = list + listed;
-        for (int64_t j = 0; j < n; ++j, codes >>= 2) {
-            const uint32_t at = uint32_t(index[j] - first), code = uint32_t(codes & 3), before = last[at];
-            sums[at] = single[code];
-            last[at] = uint16_t(mark + code);
-            *end = at | before << 16;
-            end += before != 0;
-        }
-        listed = end - list;
-    }
-    // Adds up coordinates with several values in peer order: those of the list, then the last.
-    inline void finish(const SettlePlan& plan) {
-        for (int64_t i = 0; i < listed; ++i) add(again[list[i] & 0xffff], values.sum[(list[i] >> 16) - 1]);
-        for (int64_t i = 0; i < listed; ++i) {
-            const uint32_t at = list[i] & 0xffff;
-            Pair& sum = again[at];
-            if (sum.weight == 0) continue;  // done: it is in the list more than once
-            add(sum, values.sum[last[at] - 1]);
-            sums[at] = float(sum.total / (plan.over == Mean::PEERS ? double(plan.total_weight) : sum.weight));
-            sum = {0, 0};
-        }
-    }
-};
-
-// One peer's positions in the present chunk, in ascending order.
-template <typename I>
-struct Cursor {
-    Reader reader;
-    const Section* section;
-    int64_t code_bit;
-    int64_t left, next;  // positions of the chunk not decoded yet, and what they cannot be below
-    int used, held;
-    I index[kHeld];
-
-    inline void open(const Section& s, int64_t group) {
-        section = &s;
-        reader = reader_of(s);
-        open_group(reader, s, group);
-        code_bit = group * s.shape.per_group * s.shape.kept * 2;
-    }
-
-    inline void start(int64_t chunk, const SettlePlan& plan, int64_t peer, Values& values) {
-        uint16_t scale;
-        std::memcpy(&scale, section->scale + 2 * chunk, 2);
-        values.start(plan, peer, scale);
-        left = section->shape.kept;
-        next = 0;
-        used = held = 0;
-        prefetch();
-    }
-
-    // Three streams of each of many peers are more than the processor follows by itself.
-    inline void prefetch() const {
-        __builtin_prefetch(section->code + (code_bit >> 3) + kAhead);
-        __builtin_prefetch(reader.low + (reader.low_bit >> 3) + kAhead);
-        __builtin_prefetch(reader.unary + (reader.unary_bit >> 3) + kAhead);
-    }
-
-    inline void fill() {
-        used = held = 0;
-        while (left && held < kHeld) {
-            const int n = int(left < kBatch ? left : kBatch);
-            next = take(reader, next, index + held, n);
-            held += n;
-            left -= n;
-        }
-    }
-
-    // Adds the values at positions below `last`; `first` is where the window starts.
-    template <typename S>
-    inline void add_until(S& sink, int64_t peer, int64_t first, int64_t last) {
-        for (;;) {
-            if (used == held) {
-                if (!left) return;
-                fill();
-            }
-            int stop = held;
-            while (stop > used && index[stop - 1] >= last) --stop;
-            add_run(sink, peer, first, stop);
-            if (used < held) return;
-        }
-    }
-
-    // Not inlined: among all that settle_groups holds, the loop's few numbers would not stay in registers.
-    template <typename S>
-    __attribute__((noinline)) void add_run(S& sink, int64_t peer, int64_t first, int stop) {
-        for (; used + 32 <= stop; used += 32, code_bit += 64)
-            sink.add_values(index + used, 32, first, peer, bits_at(section->code, section->end, code_bit));
-        const int rest = stop - used;
-        if (!rest) return;
-        sink.add_values(index + used, rest, first, peer, bits_at(section->code, section->end, code_bit));
-        used += rest;
-        code_bit += 2 * rest;
-    }
-};
-
 // The plan's numbers in lanes, and the running sum of squares.
 struct Step {
     D8 lr, momentum, decay, divisor, alpha, beta, square;
@@ -196,7 +25,6 @@ inline Step step_of(const SettlePlan& plan) {
 
 // Means of eight sums. Division by a power of two is exact, and so is multiplication by its inverse; nearly all
 // weights are one peer's alone, so for most weights a division is rare.
-inline F8 mean(const float* means, const Step&) { return load(means); }
 inline F8 mean(const double* sums, const Step& s) {
     const D8 total = load(sums);
     return narrow(s.power ? total * inverse_power(s.divisor) : total / s.divisor);
@@ -208,7 +36,6 @@ inline F8 mean(const Pair* sums, const Step&) {
     return narrow(powers_of_two(weight) ? total * inverse_power(weight) : total / weight);
 }
 
-inline void clear(float* means) { store(means, F8{}); }
 inline void clear(double* sums) { store(sums, all(0)); }
 inline void clear(Pair* sums) {
     store(&sums[0].total, all(0));
@@ -282,7 +109,7 @@ inline void merge_row(Merge merge, const float* anchor, T* live, const T* snapsh
                       const Step& s) {
     int64_t c = 0;
     if (lines)
-        for (; c + 8 <= n; c += 8) stream(live + c, load(anchor + c));
+        for (; c + 16 <= n; c += 16) stream16(live + c, anchor + c);
     else
         for (; c + 8 <= n; c += 8)
             store(live + c, merged(merge, anchor + c, live + c, snapshot ? snapshot + c : nullptr, s));
@@ -297,8 +124,8 @@ inline void merge_row(Merge merge, const float* anchor, T* live, const T* snapsh
     std::memcpy(live + c, own, rest * sizeof(T));
 }
 
-// Calls with(offset in the chunk, offset in the live tensor, length) for every run of neighbours in a window of a chunk.
-// Tiles as wide as the matrix are one run.
+// Calls with(offset in the chunk, offset in the live tensor, length) for every run of neighbours in a window of a
+// chunk. Tiles as wide as the matrix are one run.
 template <typename F>
 inline bool each_run(const Geometry& where, int64_t chunk, int64_t first, int64_t last, const F& with) {
     const int64_t corner = where.offset(chunk);
@@ -312,7 +139,7 @@ inline bool each_run(const Geometry& where, int64_t chunk, int64_t first, int64_
     return true;
 }
 
-// Whether all runs are whole lines of the cache, so that stores past it pay.
+// Whether all runs are whole lines of the cache, 16 values or a multiple, so that stores past it pay.
 inline bool whole_lines(const SettleJob& job, size_t item) {
     const auto fits = [&](int64_t values) { return size_t(values) * item % 64 == 0; };
     return reinterpret_cast<uintptr_t>(job.live) % 64 == 0 && fits(job.where.row_stride) && fits(job.where.cols) &&
@@ -356,27 +183,31 @@ inline void fetch_share(const float* anchor, int64_t count, int64_t p, int64_t p
     for (int64_t at = count * p / peers; at < count * (p + 1) / peers; at += kLine) __builtin_prefetch(anchor + at, 1);
 }
 
-template <typename I, typename S, typename T>
-bool settle_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, S& sink, double* square) {
+template <typename I, typename A, typename T>
+bool settle_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
     const Target<T> target(plan, job);
     const int64_t size = job.shape.chunk;
     Owned<Cursor<I>> cursors(plan.peers);
+    Owned<Sums<A>> window(1);
+    Sums<A>& sums = *window.items;
+    std::memset(static_cast<void*>(sums.of), 0, sizeof sums.of);
     Step s = step_of(plan);
     for (int64_t group = first; group < last; ++group) {
         for (int64_t p = 0; p < plan.peers; ++p) cursors.items[p].open(job.sections[p], group);
         const int64_t begin = group * job.shape.per_group;
         for (int64_t chunk = begin; chunk < begin + job.shape.in_group(group); ++chunk) {
-            for (int64_t p = 0; p < plan.peers; ++p) cursors.items[p].start(chunk, plan, p, sink.values);
+            for (int64_t p = 0; p < plan.peers; ++p) cursors.items[p].start(chunk, plan, plan.weights[p]);
             for (int64_t at = 0; at < size; at += kWindow) {
                 const int64_t stop = at + kWindow < size ? at + kWindow : size;
-                sink.reset(stop - at);
+                cursors.items[0].make_ready();
                 for (int64_t p = 0; p < plan.peers; ++p) {
+                    // Decoding is a long chain of few instructions: the next peer's runs beside this one's additions.
+                    if (p + 1 < plan.peers) cursors.items[p + 1].make_ready();
                     fetch_share(job.anchor + chunk * size + at, stop - at, p, plan.peers);
-                    cursors.items[p].add_until(sink, p, at, stop);
+                    cursors.items[p].add_until(sums, at, stop);
                 }
-                sink.finish(plan);
-                if (!(plan.general ? write_window<true>(target, chunk, at, stop, sink.sums, s)
-                                   : write_window<false>(target, chunk, at, stop, sink.sums, s)))
+                if (!(plan.general ? write_window<true>(target, chunk, at, stop, sums.of, s)
+                                   : write_window<false>(target, chunk, at, stop, sums.of, s)))
                     return false;
             }
         }
@@ -404,46 +235,26 @@ void merge_groups(const SettlePlan& plan, const SettleJob& job, int64_t first, i
     fence();
 }
 
-template <typename S>
-bool settle_into(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, S& sink, double* square) {
-    Owned<Pair> sums(4 * plan.peers);
-    Owned<float> singles(4 * plan.peers);
-    sink.values = {sums.items, singles.items};
-    const bool is_short = job.shape.chunk <= kShortChunk;
-    if (job.bf16)
-        return is_short ? settle_groups<uint16_t, S, uint16_t>(plan, job, first, last, sink, square)
-                        : settle_groups<uint32_t, S, uint16_t>(plan, job, first, last, sink, square);
-    return is_short ? settle_groups<uint16_t, S, float>(plan, job, first, last, sink, square)
-                    : settle_groups<uint32_t, S, float>(plan, job, first, last, sink, square);
+template <typename I, typename A>
+bool settle_into(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
+    return job.bf16 ? settle_groups<I, A, uint16_t>(plan, job, first, last, square)
+                    : settle_groups<I, A, float>(plan, job, first, last, square);
 }
 
-template <typename A>
-bool settle_dense(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
-    Owned<DenseSums<A>> sink(1);
-    std::memset(static_cast<void*>(sink.items->sums), 0, sizeof sink.items->sums);
-    return settle_into(plan, job, first, last, *sink.items, square);
-}
-
-inline bool settle_sparse(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
-    Owned<SparseMeans> sink(1);
-    std::memset(static_cast<void*>(sink.items), 0, sizeof *sink.items);
-    const int64_t kept = job.shape.kept < kWindow ? job.shape.kept : kWindow;
-    Owned<uint32_t> list(plan.peers * kept + 1);
-    sink.items->list = list.items;
-    return settle_into(plan, job, first, last, *sink.items, square);
+template <typename I>
+bool settle_mean(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
+    return plan.over == Mean::PEERS ? settle_into<I, double>(plan, job, first, last, square)
+                                    : settle_into<I, Pair>(plan, job, first, last, square);
 }
 
 inline bool settle(const SettlePlan& plan, const SettleJob& job, int64_t first, int64_t last, double* square) {
-    if (!plan.peers) {
-        if (job.bf16) merge_groups<uint16_t>(plan, job, first, last, false);
-        else merge_groups<float>(plan, job, first, last, false);
-        *square = 0;
-        return true;
-    }
-    if (plan.peers <= kMostMarked && plan.peers * job.shape.kept <= job.shape.chunk / kSparse)
-        return settle_sparse(plan, job, first, last, square);
-    return plan.over == Mean::PEERS ? settle_dense<double>(plan, job, first, last, square)
-                                    : settle_dense<Pair>(plan, job, first, last, square);
+    if (plan.peers)
+        return job.shape.chunk <= kShortChunk ? settle_mean<uint16_t>(plan, job, first, last, square)
+                                              : settle_mean<uint32_t>(plan, job, first, last, square);
+    if (job.bf16) merge_groups<uint16_t>(plan, job, first, last, false);
+    else merge_groups<float>(plan, job, first, last, false);
+    *square = 0;
+    return true;
 }
 
 inline void apply(const SettleJob& job, int64_t first, int64_t last) {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparseloco.kernels import native_settle
 from sparseloco.kernels.geometry import TileGeometry
-from sparseloco.layout import Layout, Tiles
+from sparseloco.layout import BlockShape, Layout, Tiles
 from sparseloco.types import Parts
 
 FIXED, COMPACT = 0, 1
@@ -37,7 +37,7 @@ def available_sets() -> list[str]:
     return [] if native is None else [name for name in SETS if native.select(name)]
 
 
-# -- the format ----------------------------------------------------------------------------------------------------------
+# -- the format ------------------------------------------------------------------------------------------------------
 
 
 def width(kept: int, chunk_size: int) -> int:
@@ -97,7 +97,7 @@ def encode_section(parts: Parts, chunk_size: int, coding: int) -> bytes:
     )
 
 
-# -- cases ---------------------------------------------------------------------------------------------------------------
+# -- cases -----------------------------------------------------------------------------------------------------------
 
 
 def random_positions(chunks: int, kept: int, chunk_size: int, generator: torch.Generator) -> list[list[int]]:
@@ -131,7 +131,7 @@ def geometries(layout: Layout, shape: tuple[int, ...]) -> list[TileGeometry]:
     ]
 
 
-def _runs(layout: Layout, shape: tuple[int, ...]):
+def _runs(layout: Layout, shape: tuple[int, ...]) -> Iterator[tuple[int, BlockShape]]:
     start = 0
     for blocks in layout.block_shapes(shape):
         yield start, blocks

@@ -137,6 +137,40 @@ def test_a_transpose_is_another_matrix(side: int, salt: int) -> None:
     assert digest_lanes(x, salt) != digest_lanes(x.T, salt)
 
 
+def test_every_place_of_a_run_and_every_run_counts() -> None:
+    """Words share a factor by their place in 64, and runs of 64 have one each."""
+    words = torch.zeros(2, 400, dtype=torch.int32)
+    seen = {digest_lanes(words, 1)}
+    for place in range(words.numel()):
+        words.view(-1)[place] = 1
+        seen.add(digest_lanes(words, 1))
+        words.view(-1)[place] = 0
+    assert len(seen) == words.numel() + 1
+
+
+def test_long_rows_and_many_rows_are_taken_in_pieces() -> None:
+    """What the definition says, word by word in Python."""
+    shape = (3, 2**20 + 70)
+    words = torch.zeros(shape, dtype=torch.int32)
+    words[2, 5], words[0, 2**20 + 65], words[1, 64] = 7, -1, 123_456_789
+    salt, mask = 11, 2**64 - 1
+
+    def mix(x: int) -> int:
+        x &= mask
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        return x ^ x >> 31
+
+    lanes = [0, 0]
+    for lane in (0, 1):
+        for n, c in [(2, 5), (0, 2**20 + 65), (1, 64)]:
+            run, place = divmod(c, 64)
+            factor = (mix(2**63 + 2 * place + lane) >> 32 | 1) * (mix(~(2 * run + lane)) | 1)
+            lanes[lane] += (int(words[n, c]) & (2**32 - 1)) * factor * (mix(2 * (salt + n) + lane) | 1)
+        lanes[lane] += lane * sum(mix(2 * (salt + n) + lane) | 1 for n in range(3))
+    assert digest_lanes(words, salt) == (lanes[0] & mask, lanes[1] & mask)
+
+
 def test_strides_do_not_matter() -> None:
     x = block(5, 7)
     assert digest_lanes(x.T.contiguous().T, 3) == digest_lanes(x, 3)

@@ -1,8 +1,8 @@
 """Native settling, gap coding and digest: thin faces that take tensors and bytes.
 
 Every function has a definition in torch or numpy with equal bits, for any instruction set and number of threads:
-``Channel.settle_`` with ``TopK`` and ``SignTwoLevel``, ``gaps``, and ``bits.digest_lanes``. Letters: N chunks of C values,
-K positions in each, R peers. Tensors are on the CPU and contiguous.
+``Channel.settle_`` with ``TopK`` and ``SignTwoLevel``, ``gaps``, and ``bits.digest_lanes``. Letters: N chunks of C
+values, K positions in each, R peers. Tensors are on the CPU and contiguous.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _native() -> ModuleType:
     return native
 
 
-# -- positions and sections --------------------------------------------------------------------------------------------
+# -- positions and sections ------------------------------------------------------------------------------------------
 
 
 class SectionBytes(NamedTuple):
@@ -114,14 +114,18 @@ def recode_gaps(part: SectionBytes, coding: int) -> bytes:
 
 
 def unpack_section(section: SectionBytes, coding: int, *, threads: int = 1) -> dict[str, Tensor]:
-    """Parts of a checked section of ``SignTwoLevel``: index int16 or int32, code uint8 ``[N, K]``, scale bf16 ``[N, 1]``."""
+    """Parts of a checked section of ``SignTwoLevel``.
+
+    Returns:
+        index int16 or int32 ``[N, K]``, code uint8 ``[N, K]``, scale bfloat16 ``[N, 1]``.
+    """
     code = torch.empty(section.chunks, section.kept, dtype=torch.uint8)
     scale = torch.empty(section.chunks, 1, dtype=torch.bfloat16)
     _native().unpack_values(*section, int(coding), code, scale, threads)
     return {"index": unpack_gaps(section, coding, values=True, threads=threads), "code": code, "scale": scale}
 
 
-# -- settling ------------------------------------------------------------------------------------------------------------
+# -- settling --------------------------------------------------------------------------------------------------------
 
 
 class SettleJob(NamedTuple):
@@ -178,10 +182,10 @@ class Settled(NamedTuple):
     """Outcome of a round.
 
     Attributes:
-        squares: Sum of squares of each job's update, in float64. The same for every instruction set and number of threads; the
-            definition adds in another order, so its last bits may differ.
-        failed: First job whose anchor would have left the range of numbers (1e37), or None. No such value is written, but
-            other chunks and other jobs may have been stepped, so go on from a saved state.
+        squares: Sum of squares of each job's update, in float64. The same for every instruction set and number of
+            threads; the definition adds in another order, and in float32, so its last bits may differ.
+        failed: First job whose anchor would have left the range of numbers (1e37), or None. No such value is written,
+            but other chunks and other jobs may have been stepped, so go on from a saved state.
     """
 
     squares: list[float]
@@ -225,7 +229,7 @@ def _items(jobs: Sequence[SettleJob]) -> list[tuple[object, ...]]:
     ]
 
 
-# -- digest --------------------------------------------------------------------------------------------------------------
+# -- digest ----------------------------------------------------------------------------------------------------------
 
 
 def digest_lanes(block: Tensor, salt: int, *, threads: int = 1) -> tuple[int, int]:
