@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from sparseloco.kernels import native
 
 
 @pytest.fixture
-def definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def definition() -> Iterator[None]:
     """The channel asks no kernel: it is what kernels are compared with."""
-    monkeypatch.setenv("SPARSELOCO_KERNELS", "torch")
+    with native.definition_only():
+        yield

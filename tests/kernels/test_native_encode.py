@@ -352,4 +352,4 @@ def test_the_environment_chooses() -> None:
     wrong = in_process(SPARSELOCO_ISA="sse9").stderr
     assert "SPARSELOCO_ISA='sse9': must be one of scalar, avx2, avx512; unset it to choose" in wrong
     wrong = in_process(SPARSELOCO_KERNELS="Torch").stderr
-    assert "SPARSELOCO_KERNELS='Torch': must be torch; unset it to use the native kernels" in wrong
+    assert "SPARSELOCO_KERNELS='Torch': must be torch or triton; unset it to use the native kernels" in wrong

@@ -41,8 +41,8 @@ def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
 def are_sane(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether all magnitudes of each tensor are below ``LARGEST``; not so for NaN."""
     fast = [i for i, tensor in enumerate(tensors) if native.available() and native.takes_magnitude(tensor)]
-    magnitudes = native.max_magnitudes([tensors[i] for i in fast], threads=torch.get_num_threads()) if fast else ()
-    found = {i: magnitude < LARGEST for i, magnitude in zip(fast, magnitudes, strict=True)}
+    sane = native.are_below([tensors[i] for i in fast], LARGEST, threads=torch.get_num_threads()) if fast else ()
+    found = dict(zip(fast, sane, strict=True))
     return [found[i] if i in found else card.is_sane(tensor) for i, tensor in enumerate(tensors)]
 
 

@@ -185,8 +185,10 @@ def _is_supported(tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
 def _choose() -> None:
     if _native is None:
         return
-    if (kernels := _native.setting("SPARSELOCO_KERNELS")) not in ("", "torch"):
-        raise ConfigError(f"SPARSELOCO_KERNELS={kernels!r}: must be torch; unset it to use the native kernels")
+    if forced() not in ("", "torch", "triton"):
+        raise ConfigError(
+            f"SPARSELOCO_KERNELS={forced()!r}: must be torch or triton; unset it to use the native kernels"
+        )
     if (name := _native.setting("SPARSELOCO_ISA")) and not use(name):
         raise ConfigError(f"SPARSELOCO_ISA={name!r}: must be a set that this machine has; unset it to choose")
 
