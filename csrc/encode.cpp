@@ -30,8 +30,8 @@ class Scratch {
   public:
     explicit Scratch(const FixedSection& s) {
         const int64_t room = (s.chunk + 63) / 64 * 64 + 64;
-        const int64_t low = s.low_bytes(s.group) + 64, unary = s.slot_bytes(s.group) + 64;
-        const int64_t code = s.code_bytes(s.group) + 64;
+        const int64_t low = s.low_bytes_of(s.per_group) + 64, unary = s.slot(s.per_group) + 64;
+        const int64_t code = s.code_bytes_of(s.per_group) + 64;
         const int64_t sizes[] = {room * 2, room * 2, room * 2, room * 4, room * 4, room * 2 + 64, room * 4, room * 4,
                                  room * 4, room * 4, room / 4, low,      unary,    code};
         int64_t total = 64;
@@ -127,7 +127,7 @@ void encode_all(const EncodeJob* jobs, int64_t count, const EncodeRule& rule, in
     std::vector<Task> tasks;
     for (int64_t j = 0; j < count; ++j) {
         const FixedSection& s = jobs[j].section;
-        cut(tasks, j, s.groups(), s.group * s.chunk);
+        cut(tasks, j, s.groups(), s.per_group * s.chunk);
     }
     parallel_for(int64_t(tasks.size()), threads, [&](int64_t i) {
         const Task& task = tasks[size_t(i)];

@@ -2,42 +2,26 @@
 #pragma once
 
 #include "common.h"
+#include "gaps.h"
 
 namespace sparseloco {
 
 constexpr int64_t kLargestChunk = 32768;  // positions and gaps are 16 bits wide in here
 
-// Sizes of one block's section: low bits, unary slots, 2-bit codes, bfloat16 scales. They follow from N, K and C alone.
-struct FixedSection {
-    int64_t chunks, kept, chunk;  // N, K, C
-    int64_t group;                // chunks of a whole group: the unit of threads, it starts on a byte in every part
-    int low_bits;                 // of a gap; the rest is unary
+// The fixed coding of one block, where a thread can write a group without knowing the others: low bits, unary slots,
+// 2-bit codes, bfloat16 scales.
+struct FixedSection : GapShape {
+    using GapShape::GapShape;
 
-    FixedSection() = default;
-    FixedSection(int64_t n, int64_t k, int64_t c) : chunks(n), kept(k), chunk(c), group(8 * ((128 + k - 1) / k)) {
-        low_bits = 0;
-        for (int b = 1; b < 16; ++b)
-            if (bits_with(b) < bits_with(low_bits)) low_bits = b;
-    }
-
-    SPARSELOCO_INLINE int64_t groups() const { return (chunks + group - 1) / group; }
-    SPARSELOCO_INLINE int64_t slot_bytes(int64_t g) const {
-        return (g * (kept + ((chunk - kept) >> low_bits)) + 7) / 8;
-    }
-    SPARSELOCO_INLINE int64_t low_bytes(int64_t g) const { return (g * kept * low_bits + 7) / 8; }
-    SPARSELOCO_INLINE int64_t code_bytes(int64_t g) const { return (g * kept * 2 + 7) / 8; }
+    // Of g chunks; a whole group starts on a byte in every part.
+    SPARSELOCO_INLINE int64_t low_bytes_of(int64_t g) const { return (g * kept * low_bits + 7) / 8; }
+    SPARSELOCO_INLINE int64_t code_bytes_of(int64_t g) const { return (g * kept * 2 + 7) / 8; }
 
     // Where the parts start; the low stream starts at 0.
-    SPARSELOCO_INLINE int64_t unary_at() const { return low_bytes(chunks); }
-    SPARSELOCO_INLINE int64_t code_at() const {
-        const int64_t rest = chunks % group;
-        return unary_at() + chunks / group * slot_bytes(group) + (rest ? slot_bytes(rest) : 0);
-    }
-    SPARSELOCO_INLINE int64_t scale_at() const { return code_at() + code_bytes(chunks); }
+    SPARSELOCO_INLINE int64_t unary_at() const { return low_bytes(); }
+    SPARSELOCO_INLINE int64_t code_at() const { return fixed_bytes(); }
+    SPARSELOCO_INLINE int64_t scale_at() const { return code_at() + code_bytes(); }
     SPARSELOCO_INLINE int64_t bytes() const { return scale_at() + 2 * chunks; }
-
-  private:
-    SPARSELOCO_INLINE int64_t bits_with(int b) const { return kept * b + kept + ((chunk - kept) >> b); }
 };
 
 // One block: its chunks in the anchor, the live parameter and the residual, and its section.

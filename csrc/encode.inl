@@ -131,9 +131,9 @@ inline void prefetch_head(const EncodeJob& job, int64_t n) {
 template <typename T>
 void encode_group(const EncodeJob& job, const Walk& walk, const EncodeRule& rule, int64_t number, EncodeScratch& s) {
     const FixedSection& section = job.section;
-    const int64_t first = number * section.group;
-    const int64_t count = section.chunks - first < section.group ? section.chunks - first : section.group;
-    const int64_t slot = section.slot_bytes(count), chunk = section.chunk;
+    const int64_t first = number * section.per_group;
+    const int64_t count = section.chunks - first < section.per_group ? section.chunks - first : section.per_group;
+    const int64_t slot = section.slot(count), chunk = section.chunk;
     GroupWriter out{{s.low}, {s.code}, {s.unary}};
     for (int64_t n = first; n < first + count; ++n) {
         float* residual = feedback<true, T>(job, walk, s, n, rule.decay);
@@ -146,9 +146,9 @@ void encode_group(const EncodeJob& job, const Walk& walk, const EncodeRule& rule
     }
     const uint8_t* end = out.unary.next + (out.unary.fill ? 1 : 0);
     std::memset(s.unary + (end - s.unary), 0, size_t(slot - (end - s.unary)));
-    std::memcpy(job.out + section.low_bytes(first), s.low, size_t(section.low_bytes(count)));
-    std::memcpy(job.out + section.unary_at() + number * section.slot_bytes(section.group), s.unary, size_t(slot));
-    std::memcpy(job.out + section.code_at() + section.code_bytes(first), s.code, size_t(section.code_bytes(count)));
+    std::memcpy(job.out + section.low_bytes_of(first), s.low, size_t(section.low_bytes_of(count)));
+    std::memcpy(job.out + section.unary_at() + number * section.slot(section.per_group), s.unary, size_t(slot));
+    std::memcpy(job.out + section.code_at() + section.code_bytes_of(first), s.code, size_t(section.code_bytes_of(count)));
 }
 
 template <typename T>

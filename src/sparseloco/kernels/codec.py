@@ -31,7 +31,7 @@ class Positions(NamedTuple):
     @property
     def section(self) -> native_settle.SectionBytes:
         """The same for the kernels."""
-        return native_settle.SectionBytes(memoryview(self.data), *self[1:])
+        return native_settle.SectionBytes(self.data.data, *self[1:])
 
 
 def encode(index_NK: Tensor, chunk_size: int, coding: Coding) -> Bytes:

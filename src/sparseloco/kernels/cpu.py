@@ -25,7 +25,7 @@ def encode(codec: Codec, sources: Sequence[Source], *, decay: float) -> dict[int
     values, threads = codec.values, torch.get_num_threads()
     sections = native.encode(list(blocks.values()), decay=decay, low=values.low, high=values.high, threads=threads)
     return {
-        j: PackedSection(codec.specs[j], memoryview(section.numpy()), Coding.FIXED)
+        j: PackedSection(codec.specs[j], section.numpy().data, Coding.FIXED)
         for j, section in zip(blocks, sections, strict=True)
     }
 
