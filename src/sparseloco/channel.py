@@ -225,8 +225,8 @@ class Channel:
     def check_finite(self, inbox: Sequence[Envelope], state: ChannelState) -> None:
         """Refuse payloads with infinities, NaN or numbers so large that what they decode to overflows.
 
-        A mean of what is left is finite; what an outer optimizer makes of it is checked again. Of packed payloads only
-        the floats are looked at, since a frame is checked as a whole where it is received.
+        A mean of what is left is finite; what an outer optimizer makes of it is checked again. Packed blocks are not
+        looked at: a frame is checked as a whole where it is received.
         """
         for envelope in inbox:
             for block, part in envelope.payload.floats():

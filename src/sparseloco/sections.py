@@ -43,11 +43,6 @@ class PackedSection:
         """All parts, made anew at every call."""
         return unpack_section(self.specs, self.data, self.coding)
 
-    def floats(self) -> Parts:
-        """Parts of a float type alone, without unpacking the rest."""
-        cut = _cut(self.specs, _array(self.data), self.coding)
-        return {spec.name: _as_floats(piece, spec) for spec, piece in cut if spec.dtype.is_floating_point}
-
 
 def part_bytes(spec: PartSpec, coding: Coding = Coding.FIXED) -> int:
     """Size of one part; of positions in COMPACT coding the largest.

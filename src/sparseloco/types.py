@@ -95,10 +95,6 @@ class Packed(Protocol):
         """All parts, made anew at every call."""
         ...
 
-    def floats(self) -> Parts:
-        """Parts of a float type alone, without unpacking the rest."""
-        ...
-
 
 Section = Parts | Packed
 """What a payload holds of one block: its parts, or the bytes of a frame that stand for them."""
@@ -142,10 +138,10 @@ class Payload:
         return {f"{j}.{name}": part for j, parts in self.blocks.items() for name, part in parts.items()}
 
     def floats(self) -> Iterator[tuple[int, Tensor]]:
-        """Every part of a float type with the number of its block; nothing else is unpacked."""
+        """Every part of a float type that is not packed, with the number of its block."""
         for j, section in self.sections.items():
-            parts = section if isinstance(section, dict) else section.floats()
-            yield from ((j, part) for part in parts.values() if part.is_floating_point())
+            if isinstance(section, dict):
+                yield from ((j, part) for part in section.values() if part.is_floating_point())
 
 
 class _Unpacked(Mapping[int, Parts]):

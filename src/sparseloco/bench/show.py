@@ -15,7 +15,7 @@ _WORDS = {
     grid.LIMIT: "memory limit",
     grid.FAST: "sparseloco",
     grid.PLAIN: "plain PyTorch",
-    grid.TWO_SCATTERS: "its two scatters",
+    grid.LEAN: "plain, lean",
     grid.DEFINITION: "definition",
 }
 _GRID = ("encode", "decode_r8", "decode_r16")
