@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -63,8 +64,13 @@ def section_bytes(specs: Sequence[PartSpec], coding: Coding = Coding.FIXED) -> i
     return sum(part_bytes(spec, coding) for spec in specs)
 
 
-def specs_by_block(specs: Sequence[PartSpec]) -> dict[int, tuple[PartSpec, ...]]:
+def specs_by_block(specs: Sequence[PartSpec]) -> Mapping[int, tuple[PartSpec, ...]]:
     """Rows of a payload's table by block number, with that prefix taken off their names."""
+    return _by_block(tuple(specs))
+
+
+@lru_cache(maxsize=64)
+def _by_block(specs: tuple[PartSpec, ...]) -> Mapping[int, tuple[PartSpec, ...]]:
     blocks: dict[int, list[PartSpec]] = {}
     for spec in specs:
         block, _, name = spec.name.partition(".")

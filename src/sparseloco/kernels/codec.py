@@ -39,7 +39,7 @@ def encode(index_NK: Tensor, chunk_size: int, coding: Coding) -> Bytes:
     index_NK = index_NK.detach().to("cpu")
     if native.available() and index_NK.numel() and index_NK.dtype in (torch.int16, torch.int32):
         with contextlib.suppress(ValueError):  # not a set: the definition says so
-            packed = native_settle.pack_gaps(index_NK, chunk_size, coding, threads=torch.get_num_threads())
+            packed = native_settle.pack_gaps(index_NK, chunk_size, coding, threads=native.threads_for(index_NK.numel()))
             return np.frombuffer(packed, np.uint8)
     return gaps.encode_gaps(index_NK.numpy(), chunk_size, coding)
 
@@ -51,14 +51,17 @@ def decode(positions: Positions, coding: Coding) -> Tensor:
     fault = check([positions], coding)
     if fault is not None:
         raise fault[1]
-    return native_settle.unpack_gaps(positions.section, coding, threads=torch.get_num_threads())
+    return native_settle.unpack_gaps(
+        positions.section, coding, threads=native.threads_for(positions.chunks * positions.kept)
+    )
 
 
 def check(blocks: Sequence[Positions], coding: Coding) -> tuple[int, WireError] | None:
     """The first block whose bytes :func:`encode` cannot have made, and why; None if all are right."""
     if native.available():
         sections = [block.section for block in blocks]
-        found = native_settle.find_fault(sections, coding, values=False, threads=torch.get_num_threads())
+        threads = native.threads_for(sum(block.chunks * block.kept for block in blocks))
+        found = native_settle.find_fault(sections, coding, values=False, threads=threads)
         if found is None:
             return None
         number, why = found

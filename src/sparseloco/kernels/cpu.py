@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from sparseloco.kernels import native, native_settle
@@ -22,7 +21,7 @@ def encode(codec: Codec, sources: Sequence[Source], *, decay: float) -> dict[int
             blocks.update(zip(span, _blocks(codec, source.end, source.start, residual) or (), strict=False))
     if not blocks:
         return {}
-    values, threads = codec.values, torch.get_num_threads()
+    values, threads = codec.values, native.threads_for(sum(block.start.numel() for block in blocks.values()))
     sections = native.encode(list(blocks.values()), decay=decay, low=values.low, high=values.high, threads=threads)
     return {
         j: PackedSection(codec.specs[j], section.numpy().data, Coding.FIXED)
@@ -48,9 +47,8 @@ def settle_(
             done.add(i)
     if not jobs:
         return Settled(frozenset(done))
-    settled = native_settle.settle_top_k(
-        list(jobs.values()), _plan(codec, rule, inbox, codings), threads=torch.get_num_threads()
-    )
+    threads = native.threads_for(sum(job.anchor.numel() for job in jobs.values()))
+    settled = native_settle.settle_top_k(list(jobs.values()), _plan(codec, rule, inbox, codings), threads=threads)
     failed = list(jobs)[settled.failed] if settled.failed is not None else None
     return Settled(frozenset(done), sum(settled.squares), failed)
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from sparseloco import bits
@@ -41,7 +40,8 @@ def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
 def are_sane(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether all magnitudes of each tensor are below ``LARGEST``; not so for NaN."""
     fast = [i for i, tensor in enumerate(tensors) if native.available() and native.takes_magnitude(tensor)]
-    sane = native.are_below([tensors[i] for i in fast], LARGEST, threads=torch.get_num_threads()) if fast else ()
+    threads = native.threads_for(sum(tensors[i].numel() for i in fast))
+    sane = native.are_below([tensors[i] for i in fast], LARGEST, threads=threads) if fast else ()
     found = dict(zip(fast, sane, strict=True))
     return [found[i] if i in found else card.is_sane(tensor) for i, tensor in enumerate(tensors)]
 
@@ -98,5 +98,5 @@ def _say_once_what_is_missing() -> None:
 
 def _digest_lanes(block: Tensor, salt: int) -> tuple[int, int]:
     if native.available() and block.device.type == "cpu":
-        return native_settle.digest_lanes(block, salt, threads=torch.get_num_threads())
+        return native_settle.digest_lanes(block, salt, threads=native.threads_for(block.numel()))
     return bits.digest_lanes(block, salt)

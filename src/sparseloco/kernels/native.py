@@ -129,6 +129,11 @@ def encoder_blocks(
     ]
 
 
+def threads_for(values: int) -> int:
+    """Threads that pay for so many values: one takes about as long to start as to read half a million."""
+    return min(torch.get_num_threads(), max(1, values >> 19))
+
+
 def takes_magnitude(tensor: Tensor) -> bool:
     """Whether :func:`max_magnitudes` can read this tensor where it lies."""
     return _is_supported(tensor, (torch.float32, torch.bfloat16)) and tensor.is_contiguous()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +34,7 @@ class Codec:
         return self.channel.layout
 
     @cached_property
-    def specs(self) -> dict[int, tuple[PartSpec, ...]]:
+    def specs(self) -> Mapping[int, tuple[PartSpec, ...]]:
         """Rows of the payload's table by block."""
         return specs_by_block(self.channel.part_specs(self.state))
 
