@@ -66,7 +66,6 @@ class ChannelState:
         outer: Shared. Outer optimizer state.
         codec: Shared. Compressor state.
         residual: Private. Coded values not sent yet; without error feedback only what was undelivered.
-        table: Parts of a payload, once they have been asked for; they follow from the shapes.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -76,7 +75,6 @@ class ChannelState:
     outer: list[OuterState]
     codec: list[Parts]
     residual: list[Tensor] = field(default_factory=list)
-    table: tuple[PartSpec, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +118,12 @@ class Channel:
         return state
 
     def part_specs(self, state: ChannelState) -> tuple[PartSpec, ...]:
-        """Table of a payload's parts; works on meta tensors."""
-        if state.table is not None:
-            return state.table
+        """Table of the next payload's parts; works on meta tensors."""
         table: list[PartSpec] = []
         for j, (block, shared) in enumerate(zip(state.anchor, state.codec, strict=True)):
             specs = self.compressor.specs(block.shape[0], block.shape[1], block.dtype, shared)
             table.extend(spec._replace(name=f"{j}.{spec.name}") for spec in specs)
-        state.table = tuple(table)
-        return state.table
+        return tuple(table)
 
     def outgoing(self, sources: Sequence[Source], state: ChannelState, *, key: int) -> Payload:
         """Encode the fragment's delta and take what is sent out of the residual.
