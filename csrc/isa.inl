@@ -22,5 +22,7 @@
 #include "gaps_check.inl"
 #include "lanes.inl"
 #include "settle_sums.inl"
+#include "settle_step.inl"
+#include "settle_sparse.inl"
 #include "settle.inl"
 #include "digest.inl"

@@ -11,6 +11,12 @@ struct alignas(16) Pair {
     double total, weight;
 };
 
+// The value that one peer sent for a coordinate, and the peer's number plus one; no owner: nobody sent one.
+struct alignas(8) Slot {
+    float value;
+    uint32_t owner;
+};
+
 constexpr float kLargest = 1e37f;  // channel.LARGEST: magnitudes from here on count as not finite
 
 #if defined(ISA_AVX512)
@@ -155,19 +161,6 @@ inline __m128i bf16_of(F8 x) {
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0xd8));
 }
 inline void store(uint16_t* p, F8 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bf16_of(x)); }
-// Past the caches; whole lines of 64 bytes only, or they are slow.
-#ifdef ISA_AVX512
-inline void stream16(float* p, const float* from) { _mm512_stream_ps(p, _mm512_loadu_ps(from)); }
-#else
-inline void stream16(float* p, const float* from) {
-    _mm256_stream_ps(p, _mm256_loadu_ps(from));
-    _mm256_stream_ps(p + 8, _mm256_loadu_ps(from + 8));
-}
-#endif
-inline void stream16(uint16_t* p, const float* from) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bf16_of(load(from)));
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p + 8), bf16_of(load(from + 8)));
-}
 inline void fence() { _mm_sfence(); }
 
 #else
@@ -180,13 +173,85 @@ inline bool sane(F8 x) {
 inline void store(uint16_t* p, F8 x) {
     for (int i = 0; i < 8; ++i) p[i] = to_bf16(x.v[i]);
 }
-template <typename T>
-inline void stream16(T* p, const float* from) {
-    store(p, load(from));
-    store(p + 8, load(from + 8));
-}
 inline void fence() {}
 
+#endif
+
+// -- sixteen float32 -------------------------------------------------------------------------------------------------
+
+#if defined(ISA_AVX512)
+
+struct F16 { __m512 v; };
+
+inline F16 load16(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F16 load16(const Slot* p) {
+    const __m512 low = _mm512_load_ps(p), high = _mm512_load_ps(p + 8);
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    return {_mm512_permutex2var_ps(low, even, high)};
+}
+inline void store16(float* p, F16 x) { _mm512_storeu_ps(p, x.v); }
+inline void clear16(Slot* p) {
+    _mm512_store_ps(p, _mm512_setzero_ps());
+    _mm512_store_ps(p + 8, _mm512_setzero_ps());
+}
+inline F8 low(F16 x) { return {_mm512_castps512_ps256(x.v)}; }
+inline F8 high(F16 x) { return {_mm512_extractf32x8_ps(x.v, 1)}; }
+inline F16 join(F8 a, F8 b) { return {_mm512_insertf32x8(_mm512_castps256_ps512(a.v), b.v, 1)}; }
+inline F16 operator-(F16 x, F16 y) { return {_mm512_sub_ps(x.v, y.v)}; }
+inline bool sane(F16 x) {
+    return _mm512_cmp_ps_mask(_mm512_abs_ps(x.v), _mm512_set1_ps(kLargest), _CMP_LT_OQ) == 0xffff;
+}
+
+#else
+
+struct F16 { F8 a, b; };
+
+inline F16 load16(const float* p) { return {load(p), load(p + 8)}; }
+#ifdef ISA_AVX2
+inline F8 values8(const Slot* p) {
+    const __m256 low = _mm256_loadu_ps(&p[0].value), high = _mm256_loadu_ps(&p[4].value);
+    const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0x88));
+    return {_mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8))};
+}
+inline F8 operator-(F8 x, F8 y) { return {_mm256_sub_ps(x.v, y.v)}; }
+#else
+inline F8 values8(const Slot* p) { return lanes<F8>([&](int i) { return p[i].value; }); }
+inline F8 operator-(F8 x, F8 y) { return lanes<F8>([&](int i) { return x.v[i] - y.v[i]; }); }
+#endif
+inline F16 load16(const Slot* p) { return {values8(p), values8(p + 8)}; }
+inline void store16(float* p, F16 x) {
+    store(p, x.a);
+    store(p + 8, x.b);
+}
+inline void clear16(Slot* p) { std::memset(static_cast<void*>(p), 0, 16 * sizeof(Slot)); }
+inline F8 low(F16 x) { return x.a; }
+inline F8 high(F16 x) { return x.b; }
+inline F16 join(F8 a, F8 b) { return {a, b}; }
+inline F16 operator-(F16 x, F16 y) { return {x.a - y.a, x.b - y.b}; }
+inline bool sane(F16 x) { return sane(x.a) && sane(x.b); }
+
+#endif
+
+// Past the caches; whole lines of 64 bytes only, or they are slow.
+#if defined(ISA_AVX512)
+inline void stream16(float* p, F16 x) { _mm512_stream_ps(p, x.v); }
+#elif defined(ISA_AVX2)
+inline void stream16(float* p, F16 x) {
+    _mm256_stream_ps(p, x.a.v);
+    _mm256_stream_ps(p + 8, x.b.v);
+}
+#else
+template <typename T>
+inline void stream16(T* p, F16 x) {
+    store(p, x.a);
+    store(p + 8, x.b);
+}
+#endif
+#if defined(ISA_AVX512) || defined(ISA_AVX2)
+inline void stream16(uint16_t* p, F16 x) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bf16_of(low(x)));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p + 8), bf16_of(high(x)));
+}
 #endif
 
 // One order for every set.

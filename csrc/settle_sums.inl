@@ -22,7 +22,15 @@ inline void add(Pair& sum, const Pair& value) {
 // A sum for each coordinate of a window; all are zero between windows.
 template <typename A>
 struct Sums {
+    using Value = Pair;
     alignas(64) A of[kWindow];
+
+    // What a peer adds where it sends a value.
+    static inline Pair value_of(float value, int64_t weight, int64_t) {
+        return {double(weight) * double(value), double(weight)};
+    }
+    inline void make_room(const int64_t*) {}
+    inline void finish(const int64_t*) {}
 
     template <typename I>
     inline void add_values(const I* index, int64_t n, int64_t first, const Pair* values, uint64_t codes) {
@@ -31,15 +39,15 @@ struct Sums {
     }
 };
 
-// One peer's positions and codes, chunk after chunk.
-template <typename I>
+// One peer's positions and codes, chunk after chunk, for windows of one type.
+template <typename I, typename W>
 struct Cursor {
     Taker<I> taker;
     const Section* section;
     int64_t code_bit;
     int64_t left;  // positions of the present chunk not added yet
     int used;      // of those that the taker holds
-    Pair values[4];  // of the codes in the present chunk: weight times value, and weight
+    typename W::Value values[4];  // of the codes in the present chunk
 
     inline void open(const Section& s, int64_t group) {
         section = &s;
@@ -48,14 +56,12 @@ struct Cursor {
         used = 0;
     }
 
-    inline void start(int64_t chunk, const SettlePlan& plan, int64_t weight) {
+    inline void start(int64_t chunk, const SettlePlan& plan, int64_t peer) {
         uint16_t bits;
         std::memcpy(&bits, section->scale + 2 * chunk, 2);
         const float scale = widen(bits), levels[4] = {plan.low, -plan.low, plan.high, -plan.high};
-        for (int c = 0; c < 4; ++c) {
-            const float value = levels[c] * scale;  // rounded to float32, as the definition decodes it
-            values[c] = {double(weight) * double(value), double(weight)};
-        }
+        // Products are rounded to float32, as the definition decodes them.
+        for (int c = 0; c < 4; ++c) values[c] = W::value_of(levels[c] * scale, plan.weights[peer], peer);
         left = section->shape.kept;
     }
 
@@ -79,22 +85,21 @@ struct Cursor {
     }
 
     // Adds the values at positions below `last`; `first` is where the window starts.
-    template <typename A>
-    inline void add_until(Sums<A>& sums, int64_t first, int64_t last) {
+    inline void add_until(W& sums, const int64_t* weights, int64_t first, int64_t last) {
         while (left) {
             make_ready();
             const int end = taker.held - used < left ? taker.held : used + int(left);
             int stop = end;
             while (stop > used && taker.index[stop - 1] >= last) --stop;
             left -= stop - used;
+            sums.make_room(weights);
             add_run(sums, first, stop);
             if (stop < end) return;
         }
     }
 
     // Not inlined: among all that settle_groups holds, the loop's few numbers would not stay in registers.
-    template <typename A>
-    __attribute__((noinline)) void add_run(Sums<A>& sums, int64_t first, int stop) {
+    __attribute__((noinline)) void add_run(W& sums, int64_t first, int stop) {
         const uint8_t *codes = section->code, *end = section->end;
         for (; used + 32 <= stop; used += 32, code_bit += 64)
             sums.add_values(taker.index + used, 32, first, values, bits_at(codes, end, code_bit));
