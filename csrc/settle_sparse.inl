@@ -22,14 +22,18 @@ struct Slots {
     // No branch: whether values meet is hard to predict, and an entry that is none is overwritten by the next.
     template <typename I>
     inline void add_values(const I* index, int64_t n, int64_t first, const Slot* values, uint64_t codes) {
-        int64_t count = logs;
+        int64_t count = logs;  // in a register
+#if !defined(__clang__)
+#pragma GCC unroll 4
+#endif
         for (int64_t j = 0; j < n; ++j, codes >>= 2) {
             const int64_t at = int64_t(index[j]) - first;
-            const Slot before = of[at];
+            uint64_t before;  // both members in one load
+            std::memcpy(&before, of + at, sizeof before);
             of[at] = values[codes & 3];
-            logged[count] = before;
+            std::memcpy(logged + count, &before, sizeof before);
             logged_at[count] = uint16_t(at);
-            count += before.owner != 0;
+            count += before != 0;
         }
         logs = count;
     }
@@ -69,7 +73,9 @@ struct Slots {
     }
 };
 
-// Chunks of at least so many values per value sent.
+// Slots are for chunks of at least so many values per value sent. With random supports they take, against sums, 0.6 to
+// 0.75 of the time at up to a quarter of a value sent per value, 0.85 at a half and at one, 1.3 at two (Zen 5, AVX-512,
+// k from 16 to 1024, 1 to 16 peers). Where all of 16 peers send the same places, 1.0 at a quarter, 1.15 at a half.
 constexpr int64_t kAloneShare = 2;
 
 inline bool mostly_alone(const SettlePlan& plan, const GapShape& shape) {

@@ -218,8 +218,11 @@ def assert_equal_states(got: tuple[ChannelState, list[Tensor]], want: tuple[Chan
 
 
 def check(case: Case) -> None:
+    check_round(Round(case))
+
+
+def check_round(round_: Round) -> None:
     """Every instruction set and number of threads leaves the bits of the definition."""
-    round_ = Round(case)
     state, live, norm = round_.define()
     sections = round_.sections()
     squares: set[tuple[float, ...]] = set()
