@@ -36,15 +36,15 @@ class OptimizerSpec:
         """
         kwargs: dict[str, Any] = dict(self.settings)
         kwargs["lr"] = value_at(self.lr, 1)
-        named = params if isinstance(params, Mapping) else None
-        if not self.needs_names:
-            return self.cls(list(params if named is None else named.values()), **kwargs)
-        if named is None:
+        if isinstance(params, Mapping):
+            given: list[Any] = list(params.items() if self.needs_names else params.values())
+            return self.cls(given, **kwargs)
+        if self.needs_names:
             raise ConfigError(
                 f"params=a list: must have names for {self.cls.__name__}, which goes by them; pass "
                 "dict(model.named_parameters())"
             )
-        return self.cls(list(named.items()), **kwargs)
+        return self.cls(list(params), **kwargs)
 
     @property
     def needs_names(self) -> bool:
