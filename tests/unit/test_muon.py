@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from sparseloco.config import algorithm_to_toml, build_algorithm, parse_config, 
 from sparseloco.local import InnerSteps
 from sparseloco.muon_adamw import MuonWithAdamW, is_muons
 from tests import toy
+from tests.cli import Call, run_file, text
 
 NAMES = ("embed_tokens.weight", "layers.0.up.weight", "layers.0.norm.weight", "experts.weight", "lm_head.weight")
 SHAPES = ((7, 6), (5, 6), (6,), (2, 5, 6), (7, 6))
@@ -134,6 +138,21 @@ def test_a_file_may_name_it() -> None:
     assert algorithm_to_toml(algorithm).startswith('[algorithm]\npreset = "diloco"\n')
     plain = build_algorithm(parse_config(FILE, ["optimizer.momentum=0", "optimizer.betas=[0.8, 0.9]"]))
     assert {("momentum", 0.0), ("betas", (0.8, 0.9))} < set(plain.local.optimizer.settings)  # type: ignore[union-attr]
+
+
+def test_the_command_line_trains_with_it_and_goes_on(cli: Call) -> None:
+    """A run that goes on from its first border ends like one that never stopped."""
+    Path("text.txt").write_text(text())
+    Path("run.toml").write_text(run_file())
+    words = ("--set", "optimizer.name=muon", "--set", "checkpoint.every=2")
+    digest = json.loads(cli("train", "run.toml", "--out", "mine", "--json", *words).out)["digest"]
+    assert json.loads(cli("train", "run.toml", "--out", "plain", "--json").out)["digest"] != digest
+    shutil.rmtree("mine/checkpoints/step-00000004")
+    Path("mine/summary.json").unlink()
+    ended = cli("train", "--resume", "mine")
+    assert ended.code == 0, ended.err
+    assert "resuming at step 2, " in ended.err
+    assert json.loads(Path("mine/summary.json").read_text())["digest"] == digest
 
 
 def test_it_cannot_step_on_the_anchor() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,14 @@ from sparseloco.config import Entry, build_algorithm, load_config, parse_config,
 from sparseloco.model import build_run_model
 from sparseloco.presets import PRESETS
 from sparseloco.replica import Replica
+from sparseloco.report import units
 from sparseloco.settings import RunConfig
 from sparseloco.types import Coding
 from sparseloco.wire import encode
 from tests.cli import Call, text
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"), key=lambda path: path.name)
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"), key=lambda path: path.name)
 PARAMETERS = {
     "covenant-72b": 72_747_327_488,
     "llama-178m": 177_622_016,
@@ -108,6 +113,44 @@ def test_describe_says_what_a_recipe_costs(path: Path) -> None:
     assert figures["density"] == pytest.approx(kept, rel=0.06)
     # Between the least that positions and 2-bit codes can take and what two whole bytes a value would.
     assert 8 / 8 < figures["bytes_sent_per_round"] / (figures["density"] * size) < 2
+
+
+def test_the_page_says_what_describe_says() -> None:
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\(\S+\) \| (.+) \|$", (ROOT / "docs" / "recipes.md").read_text("utf-8"), re.M)
+    assert sorted(name for name, _ in rows) == list(PARAMETERS)
+    for name, told in rows:
+        figures = describe(entry(load_config(ROOT / "recipes" / f"{name}.toml")))
+        assert told.split(" | ") == [
+            f"{figures['parameters']:,}",
+            str(figures["workers"]),
+            f"{figures['tokens'] / 1e9:.2f} G",
+            units.num_bytes(figures["bytes_sent_per_round"]),
+            units.ratio(figures["compression"]),
+            units.num_bytes(sum(figures["memory_bytes_per_rank"].values())),
+        ]
+
+
+@pytest.mark.mp
+@pytest.mark.slow
+def test_the_benchmark_of_a_round_runs(tmp_path: Path) -> None:
+    """On a small shape; with the 178M's own it takes minutes and gigabytes."""
+    (tmp_path / "text.txt").write_text(text())
+    changes = {"model.shape.vocab_size": 300, "model.shape.num_hidden_layers": 1, "model.shape.hidden_size": 32}
+    changes |= {"model.shape.intermediate_size": 24, "data.vocab_size": 300, "data.path": str(tmp_path / "text.txt")}
+    words = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "recipe_round.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "SPARSELOCO_CACHE": str(tmp_path)},
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    figures = json.loads(ended.stdout)
+    sent = figures["bytes_sent_per_round"]
+    assert sent["measured"] == sent["described"] > 0
+    assert (figures["ranks"], figures["steps"], figures["rounds"]) == (2, 2, 1)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
