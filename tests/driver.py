@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sparseloco import adamw, presets
+from sparseloco import adamw, muon, presets
 from sparseloco.algorithm import Algorithm
 from sparseloco.replica import Replica
 from sparseloco.simulate import Cohort
@@ -28,8 +28,9 @@ ROWS: dict[str, Callable[[], Algorithm]] = {
     "powersgd": lambda: presets.powersgd(lr=1e-2, rank=2),
     "qsparse_local_sgd": lambda: presets.qsparse_local_sgd(inner_steps=4, k=3, chunk_size=16, inner=INNER),
     "sparseloco_delayed": lambda: presets.sparseloco(inner_steps=4, k=3, tile=4, delay=2, inner=INNER),
+    "sparseloco_muon": lambda: presets.sparseloco(inner_steps=4, k=3, tile=4, inner=muon(1e-2)),
 }
-"""Every preset on the toy model, and SparseLoCo with its messages in flight for two steps."""
+"""Every preset on the toy model, SparseLoCo with its messages in flight for two steps, and with Muon inside."""
 
 
 def with_synced_buffers(algorithm: Algorithm) -> Algorithm:

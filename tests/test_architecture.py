@@ -21,8 +21,8 @@ LAYERS = {
     "L0": {"errors", "types", "bits", "keys"},
     "L1": {"layout", "compress", "reduce", "gaps", "sections", "kernels", "channel"},
     "L2": {
-        "schedule", "local", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane", "replica",
-        "citations", "generators",
+        "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
+        "replica", "citations", "generators",
     },
     "L3": {"wire", "transport", "session", "checkpoint"},
     "L4": {

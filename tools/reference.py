@@ -18,7 +18,7 @@ from sparseloco.algorithm import Algorithm
 from sparseloco.citations import cite
 from sparseloco.config import keywords_of
 from sparseloco.config.method import PRIVATE
-from sparseloco.config.sections import SECTIONS, as_toml, in_words
+from sparseloco.config.sections import SECTIONS, as_toml, default_of, in_words
 from sparseloco.presets import PRESETS
 from sparseloco.settings import optimizer_defaults
 
@@ -62,7 +62,7 @@ def configuration() -> str:
         summary, described = _docstring(kind)
         summary = re.sub(r"^`\[\w+\]`: ", "", summary)
         rows = [
-            (field.name, in_type(field.type), _default(field.default), described[field.name])
+            (field.name, in_type(field.type), _default(default_of(field)), described[field.name])
             for field in msgspec.structs.fields(kind)
         ]
         parts += [f"## `[{name}]`\n", f"{_sentence(summary)}\n", _table([*rows, *_ALSO.get(name, [])])]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw, sgd
+    from sparseloco.muon_adamw import muon
     from sparseloco.replica import Replica
     from sparseloco.schedule import SyncSchedule, WarmupCosine
     from sparseloco.session import synchronize
@@ -43,6 +44,7 @@ _HOMES = {
         "WireError",
     ),
     "local": ("Gradients", "InnerSteps", "OptimizerSpec", "adamw", "sgd"),
+    "muon_adamw": ("muon",),
     "replica": ("Replica",),
     "schedule": ("SyncSchedule", "WarmupCosine"),
     "session": ("synchronize",),
@@ -89,6 +91,7 @@ __all__ = [
     "WireError",
     "adamw",
     "advance",
+    "muon",
     "presets",
     "settle",
     "sgd",

@@ -28,11 +28,28 @@ class OptimizerSpec:
     lr: float | Schedule
     settings: tuple[tuple[str, Any], ...] = ()
 
-    def build(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """Make the optimizer over ``params``."""
+    def build(self, params: Sequence[Tensor] | Mapping[str, Tensor]) -> torch.optim.Optimizer:
+        """Make the optimizer over ``params``, which must have names where ``cls`` goes by them.
+
+        Raises:
+            ConfigError: if it does and they have none.
+        """
         kwargs: dict[str, Any] = dict(self.settings)
         kwargs["lr"] = value_at(self.lr, 1)
+        if isinstance(params, Mapping):
+            given: list[Any] = list(params.items() if self.needs_names else params.values())
+            return self.cls(given, **kwargs)
+        if self.needs_names:
+            raise ConfigError(
+                f"params=a list: must have names for {self.cls.__name__}, which goes by them; pass "
+                "dict(model.named_parameters())"
+            )
         return self.cls(list(params), **kwargs)
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether the class treats parameters by their names and shapes, as :func:`sparseloco.muon` does."""
+        return getattr(self.cls, "by_name", False)
 
 
 def adamw(
@@ -104,7 +121,7 @@ class InnerSteps:
             raise ConfigError(f"clip_norm={self.clip_norm!r}: must be positive; use None for no clipping")
 
     def build(self, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
-        return self.optimizer.build(list(params.values())) if self.optimizer else None
+        return self.optimizer.build(params) if self.optimizer else None
 
     def step_(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int) -> None:
         if self.optimizer is None or optimizer is None:

@@ -84,6 +84,13 @@ class TorchOptimizer:
     name: ClassVar[str] = "torch_optimizer"
     portable: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.spec.needs_names:
+            raise ConfigError(
+                "name='muon': must be adamw or sgd where the optimizer steps on the anchor, which is kept in blocks "
+                "and not in matrices; use adamw"
+            )
+
     def fixed_step(self, step: int) -> None:
         return None
 

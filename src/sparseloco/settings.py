@@ -64,11 +64,13 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """``[model]``: what is trained.
 
     Either a Llama from its numbers, whose vocabulary is the tokenizer's and whose context is ``sequence_length``; or
-    ``config`` or ``pretrained`` alone, for any causal language model that ``transformers`` knows.
+    ``config``, ``pretrained`` or ``shape`` alone, for any causal language model that ``transformers`` knows.
 
     Attributes:
         config: A ``config.json``, a folder that holds one, or a name on the Hub: that model with new weights.
         pretrained: A folder of ``save_pretrained``, or a name on the Hub: that model with its weights.
+        shape: ``[model.shape]``: what a ``config.json`` would hold, ``model_type`` first, for new weights; keys that
+            are left out have the defaults of ``transformers``.
         hidden_size: Width; a multiple of ``2 * num_heads``.
         num_layers: Blocks.
         num_heads: Attention heads.
@@ -78,6 +80,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
     config: str = ""
     pretrained: str = ""
+    shape: dict[str, Any] = {}
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
@@ -92,21 +95,39 @@ class ModelConfig(Section, frozen=True, kw_only=True):
                 f"model.config={self.config!r}: must not stand beside model.pretrained={self.pretrained!r}; keep "
                 "config for new weights, or pretrained to go on from its own"
             )
+        if self.shape:
+            self._check_shape()
         if self.is_named:
-            self._refuse_numbers("config" if self.config else "pretrained")
+            self._refuse_numbers()
 
     @property
     def is_named(self) -> bool:
-        """Whether the model is one of ``transformers`` by name or path, not a Llama from numbers."""
-        return bool(self.config or self.pretrained)
+        """Whether the model is one of ``transformers`` by name, path or shape, not a Llama from numbers."""
+        return bool(self.config or self.pretrained or self.shape)
 
-    def _refuse_numbers(self, named: str) -> None:
+    def _check_shape(self) -> None:
+        kind = self.shape.get("model_type")
+        if not isinstance(kind, str) or not kind:
+            raise ConfigError(
+                f"model.shape.model_type={kind!r}: must name a model of transformers in quotes; write, for example, "
+                'model_type = "llama"'
+            )
+        for name in ("config", "pretrained"):
+            if value := getattr(self, name):
+                raise ConfigError(
+                    f"model.{name}={value!r}: must not stand beside [model.shape], which says what is built; keep one "
+                    "of them"
+                )
+
+    def _refuse_numbers(self) -> None:
+        named = next(name for name in ("config", "pretrained", "shape") if getattr(self, name))
+        words = "[model.shape]" if self.shape else f"model.{named}={getattr(self, named)!r}"
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("config", "pretrained") and value != field.default:
+            if field.name not in ("config", "pretrained", "shape") and value != field.default:
                 raise ConfigError(
-                    f"model.{field.name}={value!r}: must be left out beside model.{named}={getattr(self, named)!r}, "
-                    "which says it already; change it there"
+                    f"model.{field.name}={value!r}: must be left out beside {words}, which says it already; change it "
+                    "there"
                 )
 
 
@@ -172,17 +193,19 @@ class OptimizerConfig(Section, frozen=True, kw_only=True):
     ``[algorithm]``.
 
     Attributes:
-        name: "adamw" or "sgd"; a file that leaves it out means "sgd" for ``local_sgd`` and ``qsparse_local_sgd``.
-        lr: Largest learning rate; a file that leaves it out means 0.3 for sgd.
-        betas: Decay rates of AdamW's moments.
-        momentum: Of sgd.
-        weight_decay: Decoupled for AdamW, in the gradient for sgd; a file that leaves it out means 0 for sgd.
+        name: "adamw", "sgd", or "muon": Muon for matrices and AdamW for the rest. A file that leaves it out means
+            "sgd" for ``local_sgd`` and ``qsparse_local_sgd``.
+        lr: Largest learning rate; a file that leaves it out means 0.3 for sgd. Muon takes AdamW's: its steps are
+            scaled to the size of AdamW's.
+        betas: Decay rates of AdamW's moments, also of the AdamW beside Muon.
+        momentum: Of sgd and muon; a file that leaves it out means 0.95 for muon.
+        weight_decay: Decoupled for AdamW and Muon, in the gradient for sgd; a file that leaves it out means 0 for sgd.
         clip_norm: Largest gradient norm; 0 for no clipping.
         warmup_steps: Steps of linear warm-up.
         final_lr_fraction: Share of the learning rate that the cosine leaves at the end.
     """
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.0
@@ -192,7 +215,7 @@ class OptimizerConfig(Section, frozen=True, kw_only=True):
     final_lr_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        _one_of("optimizer", "name", self.name, ("adamw", "sgd"))
+        _one_of("optimizer", "name", self.name, ("adamw", "sgd", "muon"))
         if self.lr <= 0:
             raise ConfigError(f"optimizer.lr={self.lr!r}: must be positive; use 0.003")
         for beta in self.betas:
@@ -291,7 +314,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 _INNER_KEYS = ("name", "lr", "betas", "momentum", "weight_decay")
 """Keys of ``[optimizer]`` that make the keyword ``inner`` of a preset."""
 _SGD_PRESETS = ("local_sgd", "qsparse_local_sgd")
-_SGD_DEFAULTS = {"name": "sgd", "lr": 0.3, "weight_decay": 0.0}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd", "lr": 0.3, "weight_decay": 0.0},
+    "muon": {"momentum": 0.95},
+}
+"""By optimizer: what a file that leaves a key out means, where it is not the default of :class:`OptimizerConfig`."""
 
 
 def optimizer_keys(preset: str) -> tuple[str, ...]:
@@ -316,7 +343,7 @@ def optimizer_defaults(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
         {}
     """
     name = given.get("name", "sgd" if preset in _SGD_PRESETS else "adamw")
-    return dict(_SGD_DEFAULTS) if name == "sgd" else {}
+    return dict(_DEFAULTS.get(name, {})) if isinstance(name, str) else {}
 
 
 def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -324,6 +351,8 @@ def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
     table = {"algorithm": {"preset": config.algorithm.preset, **config.algorithm.settings}}
     for section in ("model", "data", "train", "optimizer", "transport", "checkpoint", "logging"):
         table[section] = msgspec.to_builtins(getattr(config, section))
+    if not config.model.shape:
+        del table["model"]["shape"]  # an empty table says nothing
     used = optimizer_keys(config.algorithm.preset)
     table["optimizer"] = {name: value for name, value in table["optimizer"].items() if name in used}
     return table

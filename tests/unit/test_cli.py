@@ -128,8 +128,20 @@ def test_describe_needs_no_text(call: Call) -> None:
     assert dense["density"] is None
     assert dense["compression"] == pytest.approx(1.0, rel=0.02)
     assert sparse["parameters"] == dense["parameters"] == dense["dense_bytes_per_round"] / 4
-    assert sparse["memory_bytes"]["residual"] == 4 * sparse["parameters"]
-    assert (dense["memory_bytes"]["residual"], dense["memory_bytes"]["outer optimizer"]) == (0, 4 * dense["parameters"])
+    memory, size = sparse["memory_bytes_per_rank"], 4 * sparse["parameters"]
+    assert memory == {
+        "parameters": size,
+        "gradients": size,
+        "inner optimizer": 2 * size,
+        "anchor": size,
+        "residual": size,
+        "snapshot": 0,
+        "outer optimizer": 0,
+        "compressor": 0,
+        "payload": 2 * sparse["bytes_sent_per_round"],
+    }
+    memory = dense["memory_bytes_per_rank"]
+    assert (memory["residual"], memory["outer optimizer"]) == (0, size)
     assert not Path("runs").exists()
 
 

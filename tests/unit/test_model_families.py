@@ -83,14 +83,21 @@ def warned(family: str) -> AbstractContextManager[Any]:
     )
 
 
+STEPS = 2
+ALGORITHM = presets.sparseloco(inner_steps=STEPS, tile=8, k=8, inner=adamw(lr=1e-2))
+PROMPT = torch.arange(2 * LENGTH).reshape(2, LENGTH)
+
+
+def batch_of(step: int, peer: int) -> torch.Tensor:
+    return torch.randint(VOCAB, (2, LENGTH + 1), generator=torch.Generator().manual_seed(2 * step + peer))
+
+
 def one_round(model: nn.Module) -> Cohort:
-    algorithm = presets.sparseloco(inner_steps=2, tile=8, k=8, inner=adamw(lr=1e-2))
-    cohort = Cohort(model, algorithm, num_replicas=2)
-    for step in range(2):
+    cohort = Cohort(model, ALGORITHM, num_replicas=2)
+    for step in range(STEPS):
         for peer in range(2):
             with cohort.turn(peer):
-                batch = torch.randint(VOCAB, (2, LENGTH + 1), generator=torch.Generator().manual_seed(2 * step + peer))
-                next_token_loss(model, batch).backward()
+                next_token_loss(model, batch_of(step, peer)).backward()
                 cohort.advance(peer)
         cohort.settle()
     return cohort
@@ -105,15 +112,14 @@ def test_trains_a_round_and_comes_back_from_its_folder(family: str, tmp_path: Pa
     cohort = one_round(model)
     assert cohort.replicas[0].digest() == cohort.replicas[1].digest()
     assert sum(not torch.equal(cohort.replicas[0].anchor()[name], value) for name, value in start.items()) > 5
-    batch = torch.arange(2 * LENGTH).reshape(2, LENGTH)
     with cohort.turn(0) as replica, anchored(model, replica), torch.no_grad():
-        expected = model(input_ids=batch).logits
+        expected = model(input_ids=PROMPT).logits
         with warned(family):
             save_model(model, tokenizer, END_TOKEN, tmp_path / "model")
 
     found: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     with torch.no_grad():
-        assert torch.equal(found(input_ids=batch).logits, expected)
+        assert torch.equal(found(input_ids=PROMPT).logits, expected)
     assert (found.get_output_embeddings().weight is found.get_input_embeddings().weight) == (family in TIED)
     for kind in (PreTrainedTokenizerFast, *([AutoTokenizer] if family not in OWN_WORDS else [])):
         words = kind.from_pretrained(tmp_path / "model")

@@ -13,6 +13,7 @@ from sparseloco.config import Entry, build_algorithm, keywords_of
 from sparseloco.errors import ConfigError
 from sparseloco.local import InnerSteps, OptimizerSpec
 from sparseloco.model import tensor_table
+from sparseloco.muon_adamw import MuonWithAdamW, is_muons
 from sparseloco.outer import Sgd, TorchOptimizer
 from sparseloco.presets import PRESETS
 from sparseloco.report import units
@@ -27,10 +28,11 @@ _PROCESS_BYTES = 150_000_000
 
 
 def describe(entry: Entry) -> dict[str, Any]:
-    """Figures of one run as plain values; bytes and memory are of one replica, frames with their headers.
+    """Figures of one run as plain values; bytes and memory are of one replica, that is of one rank.
 
-    Frames are counted in FIXED coding, as processes send them: their size is exact before there are positions. Those
-    of one process are compact, and differ by some percent.
+    Frames are counted with their headers in FIXED coding, as processes send them: their size is exact before there are
+    positions. Those of one process are compact, and differ by some percent. Memory is that of tensors by kind, at
+    their largest: activations and what a process needs anyway come on top.
     """
     config = entry.config
     algorithm, specs = build_algorithm(config), tensor_table(config)
@@ -51,11 +53,14 @@ def describe(entry: Entry) -> dict[str, Any]:
         "tokens": config.train.tokens,
         "density": _density(fragments, description.parameters),
         "payload_bytes_per_round": description.payload_bytes_per_round,
-        "frame_bytes_per_round": frames,
+        "bytes_sent_per_round": frames,
         "dense_bytes_per_round": description.dense_bytes_per_round,
         "compression": description.dense_bytes_per_round / frames,
         "bytes_sent_per_replica": frames * rounds,
-        "memory_bytes": _memory(algorithm, description.parameters, description.state_bytes, codec_bytes),
+        "memory_bytes_per_rank": {
+            **_memory(algorithm, specs, description.state_bytes, codec_bytes),
+            "payload": _inbox_bytes(algorithm, frames, config.train.workers),
+        },
         "portable": description.portable,
         "fingerprint": description.fingerprint,
         "parts": dict(description.parts),
@@ -71,7 +76,7 @@ def check_memory(config: RunConfig, algorithm: Algorithm) -> None:
     specs = tensor_table(config)
     description = algorithm.describe(specs)
     _, codec_bytes = _payloads(algorithm, specs)
-    each = _memory(algorithm, description.parameters, description.state_bytes, codec_bytes)
+    each = _memory(algorithm, specs, description.state_bytes, codec_bytes)
     size = sum(each.values()) + _PROCESS_BYTES if config.train.processes else sum(each.values()) - each["gradients"]
     workers, (there, whose) = config.train.workers, usable_memory()
     if size * workers > there:
@@ -96,21 +101,21 @@ def presets() -> list[dict[str, Any]]:
 
 def readable(figures: Mapping[str, Any]) -> dict[str, str]:
     """The same as words, one line per figure."""
-    density, memory = figures["density"], figures["memory_bytes"]
+    density, memory = figures["density"], figures["memory_bytes_per_rank"]
     lines = {
         "method": figures["label"],
         "preset": figures["preset"],
         "parameters": f"{figures['parameters']:,} in {figures['tensors']} tensors",
         "rounds": f"{figures['rounds']} of {figures['inner_steps']} steps, {figures['workers']} replicas",
         "density": "every value" if density is None else units.percent(density),
-        "sent per round": f"{units.num_bytes(figures['frame_bytes_per_round'])} per replica, {_CODING}",
+        "sent per round": f"{units.num_bytes(figures['bytes_sent_per_round'])} per replica, {_CODING}",
         "as dense float32": units.num_bytes(figures["dense_bytes_per_round"]),
         "compression": units.ratio(figures["compression"]),
         "sent in all": f"{units.num_bytes(figures['bytes_sent_per_replica'])} per replica",
         "portable": "yes" if figures["portable"] else "no",
         "fingerprint": figures["fingerprint"],
         **{f"memory: {kind}": units.num_bytes(size) for kind, size in memory.items()},
-        "memory: all": f"{units.num_bytes(sum(memory.values()))} per replica",
+        "memory: all": f"{units.num_bytes(sum(memory.values()))} per rank, activations on top",
     }
     parts = {**figures["parts"], **figures["parts"]["channel"]}
     return {**lines, **{name: _in_words(parts[name]) for name in _PARTS}}
@@ -143,31 +148,46 @@ def _density(fragments: Sequence[Sequence[PartSpec]], parameters: int) -> float 
     return sum(int(torch.Size(part.shape).numel()) for part in chosen) / parameters
 
 
-def _memory(algorithm: Algorithm, parameters: int, state_bytes: Mapping[str, int], codec_bytes: int) -> dict[str, int]:
-    """Bytes by kind: model, optimizers and the state of the method."""
+def _memory(
+    algorithm: Algorithm, specs: Sequence[TensorSpec], state_bytes: Mapping[str, int], codec_bytes: int
+) -> dict[str, int]:
+    """Bytes by kind: model, optimizers and the state of the method; messages come on top."""
     local, outer = algorithm.local, algorithm.outer
     inner = local.optimizer if isinstance(local, InnerSteps) else None
-    outer_values = 0
+    model = _FLOAT32 * sum(spec.numel for spec in specs)
+    outer_bytes = 0
     if isinstance(outer, TorchOptimizer):
-        outer_values = _state_values(outer.spec)
+        outer_bytes = _optimizer_bytes(outer.spec, specs)
     elif isinstance(outer, Sgd) and outer.momentum:
-        outer_values = 1
+        outer_bytes = model
     return {
-        "parameters": _FLOAT32 * parameters,
-        "gradients": _FLOAT32 * parameters,
-        "inner optimizer": _FLOAT32 * parameters * _state_values(inner),
+        "parameters": model,
+        "gradients": model,
+        "inner optimizer": _optimizer_bytes(inner, specs),
         **state_bytes,
-        "outer optimizer": _FLOAT32 * parameters * outer_values,
+        "snapshot": model if algorithm.merge.needs_snapshot else 0,
+        "outer optimizer": outer_bytes,
         "compressor": codec_bytes,
     }
 
 
-def _state_values(spec: OptimizerSpec | None) -> int:
-    """Values that an optimizer keeps per parameter."""
-    if spec is None:
-        return 0
+def _inbox_bytes(algorithm: Algorithm, frames: int, workers: int) -> int:
+    """Messages of a round at a rank: everybody's where all are gathered, the own and the mean where they are summed."""
+    return frames * (2 if algorithm.channel.compressor.linear else workers)
+
+
+def _optimizer_bytes(spec: OptimizerSpec | None, specs: Sequence[TensorSpec]) -> int:
+    """Bytes of moments; a few for counters of steps are left out."""
+    return 0 if spec is None else _FLOAT32 * sum(each.numel * _moments(spec, each) for each in specs)
+
+
+def _moments(spec: OptimizerSpec, tensor: TensorSpec) -> int:
+    """Values that an optimizer keeps per value of a parameter."""
+    settings = dict(spec.settings)
     if issubclass(spec.cls, torch.optim.SGD):
-        return 1 if dict(spec.settings).get("momentum") else 0
+        return 1 if settings.get("momentum") else 0
+    if issubclass(spec.cls, MuonWithAdamW):
+        return 1 if is_muons(tensor.name, tensor.shape, settings["adamw_for"]) else 2
     return 2
 
 

@@ -17,6 +17,7 @@ from sparseloco.algorithm import Algorithm, Recipe
 from sparseloco.config.sections import did_you_mean, to_struct
 from sparseloco.errors import ConfigError
 from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw, sgd
+from sparseloco.muon_adamw import muon
 from sparseloco.outer import Sgd, TorchOptimizer
 from sparseloco.presets import PRESETS
 from sparseloco.schedule import WarmupCosine
@@ -167,6 +168,8 @@ def _call(recipe: Recipe, keywords: Mapping[str, Any]) -> Algorithm:
         if not equals or not name.isidentifier():
             raise
         candidates = (name, _ALIASES.get(name, name))
+        if name == "name":  # of the inner optimizer
+            raise ConfigError(f"optimizer.{error}") from error
         keyword = next((known for known in candidates if known in recipe.settings), name)
         raise ConfigError(f"algorithm.{keyword}={rest}") from error
 
@@ -174,7 +177,16 @@ def _call(recipe: Recipe, keywords: Mapping[str, Any]) -> Algorithm:
 def _inner_optimizer(optimizer: OptimizerConfig, lr: WarmupCosine) -> OptimizerSpec:
     if optimizer.name == "sgd":
         return sgd(lr, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay)
+    if optimizer.name == "muon":
+        return _muon(optimizer, lr)
     return adamw(lr, betas=optimizer.betas, weight_decay=optimizer.weight_decay)
+
+
+def _muon(optimizer: OptimizerConfig, lr: WarmupCosine) -> OptimizerSpec:
+    try:
+        return muon(lr, momentum=optimizer.momentum, betas=optimizer.betas, weight_decay=optimizer.weight_decay)
+    except ConfigError as error:
+        raise ConfigError(f"optimizer.{error}") from error
 
 
 def _private_keywords(algorithm: Algorithm, recipe: Recipe) -> dict[str, Any]:

@@ -124,13 +124,20 @@ def as_toml(value: object) -> str:
     """A plain value as it stands in a file."""
     import tomli_w
 
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {as_toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
 
 
 def _way_out(field: msgspec.structs.FieldInfo) -> str:
-    return "there is no default" if field.required else f"the default is {as_toml(field.default)}"
+    return "there is no default" if field.required else f"the default is {as_toml(default_of(field))}"
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> Any:
+    """What a setting is where a file leaves it out."""
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # pyright: ignore
 
 
 def in_words(kind: Any) -> str:
@@ -141,4 +148,4 @@ def in_words(kind: Any) -> str:
         if typing.get_args(kind)[-1] is Ellipsis:
             return "a list of texts in quotes"
         return f"a list of {len(typing.get_args(kind))} numbers"
-    return _WORDS[kind]
+    return "a table" if typing.get_origin(kind) is dict else _WORDS[kind]

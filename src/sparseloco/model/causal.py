@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,20 @@ from sparseloco.model.parts import seeded, table_of
 from sparseloco.types import TensorSpec
 
 
-def causal_model(*, config: str = "", pretrained: str = "", sequence_length: int, seed: int = 0) -> nn.Module:
+def causal_model(
+    *,
+    config: str = "",
+    pretrained: str = "",
+    shape: Mapping[str, Any] | None = None,
+    sequence_length: int,
+    seed: int = 0,
+) -> nn.Module:
     """A causal language model on the CPU, in float32.
 
     Args:
         config: A ``config.json``, a folder that holds one, or a name on the Hub: random weights from the seed.
         pretrained: A folder of ``save_pretrained``, or a name on the Hub: its weights.
+        shape: Keys of a ``config.json`` with ``model_type`` among them: random weights from the seed.
         sequence_length: Longest window that it will see.
         seed: Key of initial weights, in 0..2**63 - 1.
 
@@ -31,23 +40,24 @@ def causal_model(*, config: str = "", pretrained: str = "", sequence_length: int
         ConfigError: if there is no such model, it needs code of its own, some weights are missing, or it has fewer
             positions than ``sequence_length``.
     """
-    found = _read_config(config, pretrained, sequence_length)
+    found = _read_config(config, pretrained, shape, sequence_length)
     with seeded(seed):
-        if config:
-            return _from_config(found, "model.config", config)
+        if config or shape:
+            return _from_config(found, *_named(config, pretrained, shape))
         return load_pretrained(pretrained, "model.pretrained")
 
 
-def causal_specs(*, config: str = "", pretrained: str = "", sequence_length: int) -> tuple[TensorSpec, ...]:
+def causal_specs(
+    *, config: str = "", pretrained: str = "", shape: Mapping[str, Any] | None = None, sequence_length: int
+) -> tuple[TensorSpec, ...]:
     """Tensor table of ``causal_model``'s model, tied parameters once; no weights are read or allocated.
 
     Raises:
         ConfigError: as ``causal_model``, missing weights aside.
     """
-    found = _read_config(config, pretrained, sequence_length)
-    name, where = _named(config, pretrained)
+    found = _read_config(config, pretrained, shape, sequence_length)
     with torch.device("meta"):
-        return table_of(_from_config(found, name, where))
+        return table_of(_from_config(found, *_named(config, pretrained, shape)))
 
 
 def load_pretrained(where: str, name: str) -> nn.Module:
@@ -94,17 +104,23 @@ def reason_of(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def _named(config: str, pretrained: str) -> tuple[str, str]:
+def _named(config: str, pretrained: str, shape: Mapping[str, Any] | None) -> tuple[str, str]:
+    """The setting that says which model it is, and its value."""
+    if shape:
+        return "model.shape.model_type", str(shape.get("model_type"))
     return ("model.config", config) if config else ("model.pretrained", pretrained)
 
 
-def _read_config(config: str, pretrained: str, sequence_length: int) -> Any:
+def _read_config(config: str, pretrained: str, shape: Mapping[str, Any] | None, sequence_length: int) -> Any:
     from transformers import AutoConfig
 
-    name, where = _named(config, pretrained)
-    place = _place(where, name)
-    with _readable(name, where):
-        found: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    name, where = _named(config, pretrained, shape)
+    if shape:
+        found: Any = _config_of_shape(dict(shape), name, where)
+    else:
+        place = _place(where, name)
+        with _readable(name, where):
+            found = AutoConfig.from_pretrained(place, trust_remote_code=False)
     longest = getattr(found, "max_position_embeddings", None)
     if isinstance(longest, int) and longest < sequence_length:
         raise ConfigError(
@@ -112,6 +128,32 @@ def _read_config(config: str, pretrained: str, sequence_length: int) -> Any:
             f"use {longest} or less"
         )
     return found
+
+
+def _config_of_shape(keys: dict[str, Any], name: str, where: str) -> Any:
+    """A configuration from its keys; transformers would store a misspelled one and say nothing."""
+    from transformers import CONFIG_MAPPING
+
+    keys.pop("model_type", None)
+    if where not in CONFIG_MAPPING:
+        near = get_close_matches(where, list(CONFIG_MAPPING), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else 'write, for example, "llama"'
+        raise ConfigError(f"{name}={where!r}: must be a model that transformers knows; {hint}")
+    kind: Any = CONFIG_MAPPING[where]
+    with _readable(name, where):
+        known = {*kind().to_dict(), *kind.attribute_map}
+    for key, value in keys.items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+            raise ConfigError(f"model.shape.{key}={value!r}: must be a key of {kind.__name__}; {hint}")
+    try:
+        return kind(**keys)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{name}={where!r}: must have keys in [model.shape] that {kind.__name__} takes ({reason}); mend them"
+        ) from error
 
 
 def _from_config(found: Any, name: str, where: str) -> nn.Module:

@@ -101,6 +101,7 @@ def _named(config: RunConfig) -> dict[str, Any]:
     return {
         "config": config.model.config,
         "pretrained": config.model.pretrained,
+        "shape": config.model.shape,
         "sequence_length": config.train.sequence_length,
     }
 
