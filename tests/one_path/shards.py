@@ -1,0 +1,219 @@
+"""A Llama-shaped model as replicas of two shards, and as whole ones: what both must have in common.
+
+All shards of a replica see the same batch, so that the mean of their gradients is exact: ``(g + g) / 2 == g``. With
+other data on each shard the sums of gloo would be as good, but not the bits of one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sparseloco import ProcessGroup, SparseLocoError, presets, synchronize
+from sparseloco.algorithm import Algorithm
+from sparseloco.replica import Replica
+from sparseloco.sharding import local_views
+from sparseloco.transport import post_due, settle
+
+VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 5
+
+METHODS: dict[str, dict[str, Any]] = {
+    "sparseloco": {"k": 8, "tile": 16},
+    "sparseloco_delayed": {"k": 8, "tile": 16, "delay": 2},
+    "diloco": {},
+    "streaming_diloco": {},
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one process holds at the end.
+
+    Attributes:
+        live: Local parameters by name.
+        digest: Of the shared state that it holds.
+        fingerprint: Of algorithm and tensor table.
+        losses: Of each step, and of each evaluation.
+    """
+
+    live: dict[str, Tensor]
+    digest: str
+    fingerprint: str
+    losses: list[float]
+
+
+def llama(*, tied: bool = False, hidden: int = HIDDEN) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            tie_word_embeddings=tied,
+            attn_implementation="eager",
+        )
+    )
+
+
+def sharded(model: Any, mesh: DeviceMesh) -> nn.Module:
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh["shards"])
+    return fully_shard(model, mesh=mesh["shards"])
+
+
+def mesh_of(shards: int) -> DeviceMesh:
+    world = torch.distributed.get_world_size()
+    return init_device_mesh("cpu", (world // shards, shards), mesh_dim_names=("peers", "shards"))
+
+
+def method(name: str, panels: int) -> Algorithm:
+    preset = getattr(presets, name.removesuffix("_delayed"))
+    return preset(inner_steps=INNER_STEPS, panels=panels, **METHODS[name])
+
+
+def tokens(step: int, peer: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + peer)
+    return torch.randint(VOCABULARY, (2, 16), generator=generator)
+
+
+def loss_of(model: nn.Module, step: int, peer: int) -> Tensor:
+    ids = tokens(step, peer)
+    return model(input_ids=ids, labels=ids).loss
+
+
+def train(rank: int, name: str, shards: int, panels: int, tied: bool = False) -> Outcome:
+    """Five rounds with an evaluation (a forward without backward) after each."""
+    model: nn.Module = llama(tied=tied)
+    group, peer = None, rank
+    if shards > 1:
+        mesh = mesh_of(shards)
+        model, group, peer = sharded(model, mesh), mesh.get_group("peers"), rank // shards
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    losses: list[float] = []
+    with synchronize(model, optimizer, method(name, panels), ProcessGroup(group)) as replica:
+        for step in range(1, ROUNDS * INNER_STEPS + 1):
+            loss = loss_of(model, step, peer)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if step % INNER_STEPS == 1:  # gathered parameters lie around when a message is settled
+                with torch.no_grad():
+                    losses.append(loss_of(model, 0, 0).item())
+        with torch.no_grad():
+            losses.append(loss_of(model, 0, 0).item())
+    live = {name: view.tensor.detach().clone() for name, view in local_views(model).items()}
+    return Outcome(live, replica.digest(), replica.fingerprint, losses)
+
+
+def outbox(rank: int, shards: int, panels: int) -> tuple[dict[str, Tensor], str]:
+    """Parts of the first message of a replica, and its digest."""
+    model: nn.Module = llama()
+    peer = rank // shards
+    if shards > 1:
+        model = sharded(model, mesh_of(shards))
+    replica = Replica(model, method("sparseloco", panels), peer=peer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    for step in range(1, INNER_STEPS + 1):
+        loss_of(model, step, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.stepped()
+    (envelope,) = replica.outbox()
+    return dict(envelope.payload.tensors), envelope.digest
+
+
+def refusal(rank: int, case: str) -> str:
+    """Text of the error with which a sharded replica is refused."""
+    mesh = mesh_of(2)
+    model: Any = llama(hidden=100 if case == "edges" else HIDDEN)
+    group = mesh.get_group("shards" if case == "group" else "peers")
+    if case == "partly":
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh["shards"])
+    elif case == "replicated":
+        model = fully_shard(model, mesh=mesh)
+    elif case == "columns":
+        from torch.distributed.tensor import Shard
+
+        model = fully_shard(model, mesh=mesh["shards"], shard_placement_fn=lambda p: Shard(p.ndim - 1))
+    else:
+        model = sharded(model, mesh)
+    algorithms = {
+        "edges": lambda: presets.sparseloco(panels=8),
+        "flat": presets.diloco,
+        "statistical": lambda: presets.sparseloco(panels=2, values="statistical"),
+        "gradients": presets.demo,
+        "buffers": lambda: _with_buffers(presets.sparseloco(panels=2)),
+    }
+    algorithm = algorithms.get(case, lambda: presets.sparseloco(panels=2))()
+    try:
+        transport = ProcessGroup(group)
+        transport.connect(Replica(model, algorithm, peer=transport.rank))
+    except SparseLocoError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def _with_buffers(algorithm: Algorithm) -> Algorithm:
+    from dataclasses import replace
+
+    return replace(algorithm, sync_buffers=True)
+
+
+def other_start(rank: int) -> str:
+    """One shard of peer 1 starts from other values."""
+    mesh = mesh_of(2)
+    model = sharded(llama(), mesh)
+    if rank == 3:
+        with torch.no_grad():
+            local_views(model)["model.norm.weight"].tensor[0] += 1
+    try:
+        transport = ProcessGroup(mesh.get_group("peers"))
+        transport.connect(Replica(model, method("sparseloco", 2), peer=transport.rank))
+    except SparseLocoError as error:
+        return str(error)
+    return "no error"
+
+
+def nan_on_one_shard(rank: int) -> tuple[str, bool, str]:
+    """A gradient of rank 3 (peer 1, shard 1) is not a number before the first round; its replica starts that over.
+
+    Returns:
+        What was raised, whether the parameters were the anchor after the reset, and the digest after the round.
+    """
+    mesh = mesh_of(2)
+    model = sharded(llama(), mesh)
+    transport = ProcessGroup(mesh.get_group("peers"))
+    replica = Replica(model, method("sparseloco", 2), peer=transport.rank)
+    transport.connect(replica)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    for step in range(1, INNER_STEPS + 1):
+        loss_of(model, step, transport.rank).backward()
+        if rank == 3 and step == INNER_STEPS:
+            grad: Any = model.get_parameter("model.norm.weight").grad
+            grad.to_local()[0] = float("nan")
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.stepped()
+    text, at_anchor = "no error", False
+    try:
+        post_due(replica, transport)
+    except SparseLocoError as error:
+        text = str(error)
+        replica.reset()
+        anchor = replica.anchor()
+        at_anchor = all(torch.equal(view.tensor, anchor[name]) for name, view in local_views(model).items())
+        post_due(replica, transport)
+    settle(replica, transport)
+    return text, at_anchor, replica.digest()
