@@ -82,6 +82,7 @@ class Replica:
 
     def stepped(self) -> None:
         """Count one inner step that the caller made."""
+        self._reshard()  # else what an evaluation gathered before the step would be used after it
         self.step += 1
 
     def outbox(self) -> list[Envelope]:

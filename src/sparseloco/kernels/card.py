@@ -16,7 +16,7 @@ from sparseloco.types import LARGEST, Envelope, Parts, Section, Source
 
 def is_sane(tensor: Tensor) -> bool:
     """Whether all magnitudes are below ``LARGEST``, by a kernel where there is one; False for NaN."""
-    if _wanted(tensor):
+    if _wanted(tensor) and tensor.numel():
         return triton_blocks.is_sane(tensor, LARGEST)
     return not tensor.numel() or float(tensor.detach().abs().amax()) < LARGEST
 
@@ -104,6 +104,8 @@ def _places(codec: Codec, number: int, live: Tensor, state: Sequence[Tensor]) ->
     """Where the blocks of a tensor lie in it; None if it must be left to the definition."""
     places = tensor_geometry(codec.state.layouts[number], live.detach()) if _wanted(live) else None
     if places is None or any(block.dtype != torch.float32 for block in state):
+        return None
+    if not all(place.num_chunks for place in places):  # of a shard that holds no chunk of some block
         return None
     takes = all(triton_blocks.supports(chunk_size=p.chunk_size, dtype=live.dtype, device=live.device) for p in places)
     return places if takes else None

@@ -80,11 +80,13 @@ def _jobs(
         return None
     jobs: dict[int, native_settle.SettleJob] = {}
     for j, block in zip(span, blocks, strict=True):
+        velocity = codec.velocity(j, block.start) if rule.outer.momentum and inbox else None
+        if not block.geometry.num_chunks:  # of a shard that holds none of them
+            continue
         sections = [
             section_as_bytes(codec.specs[j], envelope.payload.sections[j], coding)
             for envelope, coding in zip(inbox, codings, strict=True)
         ]
-        velocity = codec.velocity(j, block.start) if rule.outer.momentum and inbox else None
         jobs[j] = native_settle.SettleJob(
             block.start, block.live, block.geometry, block.kept, sections, velocity, snapshot
         )
