@@ -17,11 +17,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sparseloco import ProcessGroup, SparseLocoError, presets, synchronize
+from sparseloco import Loopback, ProcessGroup, SparseLocoError, presets, synchronize
 from sparseloco.algorithm import Algorithm
 from sparseloco.replica import Replica
 from sparseloco.sharding import local_views
-from sparseloco.transport import post_due, settle
+from sparseloco.transport import drain, post_due, settle
 from tests import toy
 
 VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 5
@@ -104,14 +104,16 @@ def evaluation(model: nn.Module) -> float:
         return loss_of(model, 0, 0).item()
 
 
-def train(rank: int, name: str, shards: int, panels: int, tied: bool = False) -> Outcome:
-    """Five rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
+def train(rank: int, name: str, shards: int | None, panels: int, tied: bool = False) -> Outcome:
+    """One rank of a group whose replicas have so many shards; None means whole replicas without FSDP2.
+
+    Five rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
 
     A forward leaves parameters gathered; what is settled then must be seen by the next one all the same.
     """
     model: nn.Module = llama(tied=tied)
     group, peer = None, rank
-    if shards > 1:
+    if shards is not None:
         mesh = mesh_of(shards)
         model, group, peer = sharded(model, mesh), mesh.get_group("peers"), rank // shards
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
@@ -131,6 +133,43 @@ def train(rank: int, name: str, shards: int, panels: int, tied: bool = False) ->
     losses.append(evaluation(model))  # messages in flight were settled at the end of the block
     live = {name: view.tensor.detach().clone() for name, view in local_views(model).items()}
     return Outcome(live, replica.digest(), replica.fingerprint, losses)
+
+
+def in_one_process(name: str, peers: int, panels: int) -> list[Outcome]:
+    """The same training with whole replicas in one process."""
+    models = [llama() for _ in range(peers)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in models]
+    replicas = [Replica(model, method(name, panels), peer=peer) for peer, model in enumerate(models)]
+    transport = Loopback(peers)
+    losses: list[list[float]] = [[] for _ in models]
+    for replica in replicas:
+        transport.connect(replica)
+    for step in range(1, ROUNDS * INNER_STEPS + 1):
+        for peer, (model, optimizer, replica) in enumerate(zip(models, optimizers, replicas, strict=True)):
+            loss = loss_of(model, step, peer)
+            loss.backward()
+            losses[peer].append(loss.item())
+            if step % INNER_STEPS != 1:
+                losses[peer].append(evaluation(model))
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                replica.stepped()
+                post_due(replica, transport)
+        for peer, (model, replica) in enumerate(zip(models, replicas, strict=True)):
+            with torch.no_grad():
+                settle(replica, transport)
+            if step % INNER_STEPS == 1:
+                losses[peer].append(evaluation(model))
+    for peer, (model, replica) in enumerate(zip(models, replicas, strict=True)):
+        losses[peer].append(evaluation(model))
+        with torch.no_grad():
+            drain(replica, transport)
+        losses[peer].append(evaluation(model))
+    return [
+        Outcome({name: p.detach() for name, p in model.named_parameters()}, replica.digest(), replica.fingerprint, seen)
+        for model, replica, seen in zip(models, replicas, losses, strict=True)
+    ]
 
 
 def outbox(rank: int, shards: int, panels: int) -> tuple[dict[str, Tensor], str]:

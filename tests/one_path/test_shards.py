@@ -25,6 +25,12 @@ def four() -> Iterator[Group]:
     group.close()
 
 
+@pytest.fixture(scope="module")
+def two(pair: Group) -> Group:
+    pair.run(shards.ready, limit=300)
+    return pair
+
+
 def assert_same(parts: list[shards.Outcome], whole: shards.Outcome) -> None:
     assert {part.fingerprint for part in parts} == {whole.fingerprint}
     assert all(part.losses == whole.losses for part in parts)
@@ -36,19 +42,26 @@ def assert_same(parts: list[shards.Outcome], whole: shards.Outcome) -> None:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("name", shards.METHODS)
-def test_two_shards_each_equal_whole_replicas(pair: Group, four: Group, name: str, tied: bool) -> None:
+def test_two_shards_each_equal_whole_replicas(two: Group, four: Group, name: str, tied: bool) -> None:
     """Two peers, five rounds; parameters, losses, digests and fingerprints, with evaluations in between."""
     halves = four.run(shards.train, name, 2, 2, tied)
-    whole = pair.run(shards.train, name, 1, 2, tied)
+    whole = two.run(shards.train, name, None, 2, tied)
     assert len({outcome.digest for outcome in whole}) == 1
     for peer in range(2):
         assert_same(halves[2 * peer : 2 * peer + 2], whole[peer])
     assert whole[0].losses[0] != whole[1].losses[0]  # they do see other data
 
 
-def test_messages_of_shards_are_the_rows_of_the_whole_message(four: Group, pair: Group) -> None:
+@pytest.mark.parametrize("name", ["sparseloco", "diloco", "streaming_diloco"])
+def test_four_replicas_of_one_shard_equal_replicas_of_one_process(four: Group, name: str) -> None:
+    real = four.run(shards.train, name, 1, 1)
+    for mine, other in zip(real, shards.in_one_process(name, 4, 1), strict=True):
+        assert_same([mine], other)
+
+
+def test_messages_of_shards_are_the_rows_of_the_whole_message(four: Group, two: Group) -> None:
     """Two and four shards of one replica send the chunks of one message, and their digests add up to its own."""
-    whole, digest = pair.run(shards.outbox, 1, 4)[0]
+    whole, digest = two.run(shards.outbox, 1, 4)[0]
     for count in (2, 4):
         found = four.run(shards.outbox, count, 4)
         parts = [part for part, _ in found[:count]]
@@ -57,8 +70,8 @@ def test_messages_of_shards_are_the_rows_of_the_whole_message(four: Group, pair:
         assert add_digests([part for _, part in found[:count]]) == digest
 
 
-def test_uneven_and_empty_shards_and_frozen_parameters(four: Group, pair: Group) -> None:
-    (whole, digest), _ = pair.run(shards.uneven, 1)
+def test_uneven_and_empty_shards_and_frozen_parameters(four: Group, two: Group) -> None:
+    (whole, digest), _ = two.run(shards.uneven, 1)
     parts = four.run(shards.uneven, 4)
     assert [part["2.bias"].numel() for part, _ in parts] == [2, 2, 1, 0]
     assert [name for name in whole if not torch.equal(torch.cat([part[name] for part, _ in parts]), whole[name])] == []
