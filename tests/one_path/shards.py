@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from sparseloco import Loopback, ProcessGroup, SparseLocoError, presets, synchronize
 from sparseloco.algorithm import Algorithm
@@ -56,21 +56,32 @@ def ready(rank: int) -> int:
     return rank
 
 
-def llama(*, tied: bool = False) -> LlamaForCausalLM:
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "attn_implementation": "eager",
+}
+
+
+def llama(kind: str = "plain") -> Any:
+    """A Llama, or a mixture of experts, with hidden size 96.
+
+    Args:
+        kind: ``plain``; ``tied`` embeddings; ``bf16`` parameters; with activation ``checkpointing``; or ``experts``.
+    """
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=32,
-            tie_word_embeddings=tied,
-            attn_implementation="eager",
-        )
-    )
+    if kind == "experts":
+        return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2))
+    model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=kind == "tied"))
+    if kind == "checkpointing":
+        with warnings.catch_warnings(action="ignore"):  # renamed in newer versions of transformers
+            model.gradient_checkpointing_enable()
+    return model.to(torch.bfloat16) if kind == "bf16" else model
 
 
 def sharded(model: Any, mesh: DeviceMesh) -> nn.Module:
@@ -104,14 +115,14 @@ def evaluation(model: nn.Module) -> float:
         return loss_of(model, 0, 0).item()
 
 
-def train(rank: int, name: str, shards: int | None, panels: int, tied: bool = False) -> Outcome:
+def train(rank: int, name: str, shards: int | None, panels: int, kind: str = "plain") -> Outcome:
     """One rank of a group whose replicas have so many shards; None means whole replicas without FSDP2.
 
     Five rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
 
     A forward leaves parameters gathered; what is settled then must be seen by the next one all the same.
     """
-    model: nn.Module = llama(tied=tied)
+    model: nn.Module = llama(kind)
     group, peer = None, rank
     if shards is not None:
         mesh = mesh_of(shards)

@@ -40,12 +40,15 @@ def assert_same(parts: list[shards.Outcome], whole: shards.Outcome) -> None:
     assert add_digests([part.digest for part in parts]) == whole.digest
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("name", shards.METHODS)
-def test_two_shards_each_equal_whole_replicas(two: Group, four: Group, name: str, tied: bool) -> None:
+CASES = [*((name, "plain") for name in shards.METHODS)]
+CASES += [("sparseloco", kind) for kind in ("tied", "bf16", "checkpointing", "experts")]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_two_shards_each_equal_whole_replicas(two: Group, four: Group, name: str, kind: str) -> None:
     """Two peers, five rounds; parameters, losses, digests and fingerprints, with evaluations in between."""
-    halves = four.run(shards.train, name, 2, 2, tied)
-    whole = two.run(shards.train, name, None, 2, tied)
+    halves = four.run(shards.train, name, 2, 2, kind)
+    whole = two.run(shards.train, name, None, 2, kind)
     assert len({outcome.digest for outcome in whole}) == 1
     for peer in range(2):
         assert_same(halves[2 * peer : 2 * peer + 2], whole[peer])
