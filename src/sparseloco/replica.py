@@ -220,8 +220,13 @@ class Replica:
     # -- state -----------------------------------------------------------------------------------------------
 
     def shared_state(self) -> StateDict:
-        """What all peers agree on; a peer that joins needs this, the messages in flight, and nothing else."""
+        """What all peers agree on; a peer that joins needs this, the messages in flight, and nothing else.
+
+        On a shard it is of what that shard holds.
+        """
         state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
+        if self.shards.count > 1:
+            state["shard"] = str(self.shards)
         for fragment, lane in enumerate(self._lanes):
             state |= lane.shared_state(fragment)
         return state | {"blocks": _count_blocks(state)}
@@ -236,6 +241,7 @@ class Replica:
         """
         remedy = "all peers need the same algorithm and model"
         _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
+        _expect("shard", state.get("shard", "shard 0 of 1"), str(self.shards), "load what the same shard saved")
         _expect_all_blocks(state)
         for lane in self._lanes:
             lane.check_shared_state(state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,9 @@ class Shards:
         self.rank: int = mesh.get_local_rank() if mesh is not None else 0
         self.count: int = mesh.size() if mesh is not None else 1
 
+    def __str__(self) -> str:
+        return f"shard {self.rank} of {self.count}"
+
     def agree(self, good: bool) -> bool:
         """Whether ``good`` at all of them; all must ask."""
         if self.count == 1:
@@ -109,15 +112,17 @@ def local_views(module: nn.Module) -> dict[str, LocalView]:
 def reshard(module: nn.Module) -> None:
     """Let go of gathered parameters, so that the next forward gathers what the shards hold by then."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FSDPModule", None)
-    for part in module.modules() if kind is not None else ():
-        if isinstance(part, kind):
+    if fsdp is None:  # not loaded: nobody can have sharded anything
+        return
+    parts: list[Any] = list(module.modules())
+    for part in parts:
+        if isinstance(part, fsdp.FSDPModule):
             part.reshard()
 
 
 def plain(tensor: Tensor) -> Tensor:
     """The local shard of a DTensor, sharing its memory; any other tensor as it is."""
-    return tensor.detach().to_local() if _is_dtensor(tensor) else tensor  # pyright: ignore
+    return tensor.detach().to_local() if _is_dtensor(tensor) else tensor
 
 
 def place_of(name: str, tensor: Tensor) -> Place:
@@ -129,7 +134,7 @@ def place_of(name: str, tensor: Tensor) -> Place:
     shape = tuple(tensor.shape)
     if not _is_dtensor(tensor):
         return Place(shape, 0, shape[0] if shape else 1)
-    mesh, placements = tensor.device_mesh, tensor.placements  # pyright: ignore
+    mesh, placements = tensor.device_mesh, tensor.placements
     if mesh.ndim != 1:
         raise ConfigError(
             f"{name}.placements={placements}: must be sharded over a mesh of one dim, since replicated shards (HSDP) "
@@ -152,7 +157,7 @@ def shards_of(views: dict[str, LocalView]) -> Shards:
     Raises:
         ConfigError: naming a parameter that is sharded over other processes than the rest, or over none.
     """
-    meshes = {name: view.param.device_mesh for name, view in views.items() if _is_dtensor(view.param)}  # pyright: ignore
+    meshes = {name: view.param.device_mesh for name, view in views.items() if _is_dtensor(view.param)}
     if not meshes:
         return Shards()
     first, mesh = next(iter(meshes.items()))
@@ -183,6 +188,6 @@ def check_panels(views: Iterable[tuple[str, Place]], panels: int) -> None:
             )
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
+def _is_dtensor(tensor: Tensor) -> TypeGuard[Any]:
     module = sys.modules.get("torch.distributed.tensor")  # not loaded: nobody can have made one
     return module is not None and isinstance(tensor, module.DTensor)

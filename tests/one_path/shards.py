@@ -268,6 +268,36 @@ def other_start(rank: int) -> str:
     return "no error"
 
 
+def states(rank: int) -> tuple[list[bool], str]:
+    """A replica of four shards trains a round, another takes over its state, and a neighbour's state is refused.
+
+    Returns:
+        Whether parameters, digest and residual are those of the first, and the text of the refusal.
+    """
+    mesh = mesh_of(4)["shards"]
+    old_model, model = (fully_shard(nn.Linear(16, 16), mesh=mesh) for _ in range(2))
+    algorithm = presets.sparseloco(inner_steps=1, k=3, tile=4, panels=4)
+    old, new = Replica(old_model, algorithm), Replica(model, algorithm)
+    with torch.no_grad():
+        for view in local_views(old_model).values():
+            view.tensor.sub_(torch.arange(view.tensor.numel()).view_as(view.tensor))
+    old.stepped()
+    for envelope in old.outbox():
+        old.apply(envelope.key, [envelope])
+    new.load_shared_state(old.shared_state())
+    new.load_private_state(old.private_state())
+    mine, theirs = local_views(model), local_views(old_model)
+    same = [torch.equal(mine[name].tensor, theirs[name].tensor) for name in mine]
+    same += [new.digest() == old.digest(), new.residual_norm() == old.residual_norm() > 0]
+    found: list[Any] = [None] * 4
+    torch.distributed.all_gather_object(found, old.shared_state())
+    try:
+        new.load_shared_state(found[(rank + 1) % 4])
+    except SparseLocoError as error:
+        return same, str(error)
+    return same, "no error"
+
+
 def nan_on_one_shard(rank: int) -> tuple[str, bool, str]:
     """A gradient of rank 3 (peer 1, shard 1) is not a number before the first round; its replica starts that over.
 

@@ -153,3 +153,11 @@ def test_a_nan_on_one_shard_makes_all_shards_of_its_replica_start_over(four: Gro
     assert [at_anchor for _, at_anchor, _ in outcomes[2:]] == [True] * 2
     assert outcomes[0][2] == outcomes[2][2]
     assert outcomes[1][2] == outcomes[3][2]
+
+
+def test_state_of_a_shard_is_for_that_shard(four: Group) -> None:
+    for rank, (same, text) in enumerate(four.run(shards.states)):
+        assert all(same)
+        assert text == (
+            f"shard='shard {(rank + 1) % 4} of 4': must be 'shard {rank} of 4'; load what the same shard saved"
+        )
