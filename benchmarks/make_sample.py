@@ -38,6 +38,7 @@ class Recorder:
     name: ClassVar[str] = "recorder"
     linear: ClassVar[bool] = False
     portable: ClassVar[bool] = True
+    chunkwise: ClassVar[bool] = False
 
     def init(self, rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Parts:
         """That of the compressor inside."""

@@ -18,11 +18,11 @@ PACKAGE = ROOT / "src" / "sparseloco"
 
 # A package is named once and holds all its modules. A new module or package needs a line here.
 LAYERS = {
-    "L0": {"errors", "types", "bits", "keys"},
-    "L1": {"layout", "compress", "reduce", "gaps", "sections", "kernels", "channel"},
+    "L0": {"errors", "types", "bits", "keys", "sharding"},
+    "L1": {"layout", "panels", "compress", "reduce", "gaps", "sections", "kernels", "channel"},
     "L2": {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
-        "replica", "citations", "generators",
+        "replica", "citations", "generators", "support",
     },
     "L3": {"wire", "transport", "session", "checkpoint"},
     "L4": {

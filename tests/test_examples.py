@@ -42,6 +42,19 @@ def test_plain_loop_by_torchrun() -> None:
     assert found[0][4] == found[1][4]
 
 
+@pytest.mark.mp
+def test_sharded_replicas_by_torchrun() -> None:
+    """Two replicas of two shards; those who hold the same shard end with the same anchor."""
+    found = re.findall(
+        r"peer (\d), shard (\d): loss (\S+) -> (\S+), 6 rounds, sent (\d+) bytes, anchor (\w{32})",
+        output_of("fsdp2.py", *TORCHRUN[:-1], "4"),
+    )
+    anchors = {(peer, shard): anchor for peer, shard, _, _, _, anchor in found}
+    assert sorted(anchors) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert all(float(last) < 0.3 * float(first) for _, _, first, last, _, _ in found)
+    assert anchors["0", "0"] == anchors["1", "0"] != anchors["0", "1"] == anchors["1", "1"]
+
+
 def test_vision_with_batch_normalization() -> None:
     accuracy = re.fullmatch(r"accuracy (\S+), running means alike, digest \w{32}\n", output_of("vision_batchnorm.py"))
     assert accuracy

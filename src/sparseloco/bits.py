@@ -139,16 +139,39 @@ def _odd_factors(number: Tensor) -> Tensor:
 
 
 def digest_tensors(
-    named: Sequence[tuple[str, Tensor]], lanes: Callable[[Tensor, int], tuple[int, int]] = digest_lanes
+    named: Sequence[tuple[str, Tensor]],
+    lanes: Callable[[Tensor, int], tuple[int, int]] = digest_lanes,
+    first_rows: Sequence[int] | None = None,
 ) -> tuple[int, int]:
-    """Sum of the lanes of many tensors, each salted with its name; ``lanes`` may be a faster way to the same sums."""
+    """Sum of the lanes of many tensors, each salted with its name.
+
+    Args:
+        named: Names and tensors; of a sharded tensor the rows that are here.
+        lanes: May be a faster way to the same sums.
+        first_rows: Number of each tensor's first row in the whole tensor; None for whole ones.
+    """
     total = [0, 0]
-    for name, tensor in named:
+    for (name, tensor), first_row in zip(named, first_rows or [0] * len(named), strict=True):
+        if not tensor.numel():
+            continue
         salt = derive_key(*name.encode()) & ((1 << 40) - 1)
         matrix = tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        for lane, value in enumerate(lanes(matrix, salt << 20)):
+        for lane, value in enumerate(lanes(matrix, (salt << 20) + first_row)):
             total[lane] += value
     return total[0], total[1]
+
+
+def add_digests(digests: Sequence[str]) -> str:
+    """The digest of a whole replica from those of its shards.
+
+    Args:
+        digests: 32 hex digits each, as :func:`hex_digest` writes two lanes.
+
+    Example:
+        >>> add_digests([hex_digest(1, 2), hex_digest(3, 2**64 - 2)]) == hex_digest(4, 0)
+        True
+    """
+    return hex_digest(*(sum(int(digest[at : at + 16], 16) for digest in digests) for at in (0, 16)))
 
 
 def hex_digest(*lanes: int) -> str:

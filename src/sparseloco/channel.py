@@ -18,7 +18,9 @@ from sparseloco.errors import ConfigError, DivergenceError
 from sparseloco.kernels import fast
 from sparseloco.keys import derive_key
 from sparseloco.layout import BlockShape, Layout
+from sparseloco.panels import piece_of
 from sparseloco.reduce import Reducer
+from sparseloco.sharding import Place
 from sparseloco.types import (
     LARGEST,
     Envelope,
@@ -56,12 +58,14 @@ class ErrorFeedback:
 
 @dataclass
 class ChannelState:
-    """State of one fragment, one entry per block.
+    """State of one fragment, one entry per block; on a shard, the chunks of its panels alone.
 
     Attributes:
-        specs: Tensor table of the fragment.
+        specs: Tensor table of the fragment, with the shapes of whole tensors.
+        layouts: How each tensor becomes blocks here.
         shapes: Block shapes, all tensors' blocks one after another.
         spans: Range of blocks of each tensor.
+        first_chunks: Number of each block's first chunk in the block of the whole tensor.
         anchor: Shared. Agreed parameters in stored form.
         outer: Shared. Outer optimizer state.
         codec: Shared. Compressor state.
@@ -69,11 +73,13 @@ class ChannelState:
     """
 
     specs: tuple[TensorSpec, ...]
-    shapes: list[BlockShape]
-    spans: list[range]
-    anchor: list[Tensor]
-    outer: list[OuterState]
-    codec: list[Parts]
+    layouts: list[Layout] = field(default_factory=list)
+    shapes: list[BlockShape] = field(default_factory=list)
+    spans: list[range] = field(default_factory=list)
+    first_chunks: list[int] = field(default_factory=list)
+    anchor: list[Tensor] = field(default_factory=list)
+    outer: list[OuterState] = field(default_factory=list)
+    codec: list[Parts] = field(default_factory=list)
     residual: list[Tensor] = field(default_factory=list)
 
 
@@ -100,15 +106,26 @@ class Channel:
         """Whether the update has the same bits on every IEEE machine."""
         return all(part.portable for part in (self.layout, self.compressor, *self.transforms))
 
-    def init(self, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> ChannelState:
-        """Fresh state with ``tensors`` as anchor; the residual starts at zero."""
-        state = ChannelState(tuple(specs), [], [], [], [], [])
-        for tensor in tensors:
-            shapes = self.layout.block_shapes(tuple(tensor.shape))
+    def init(
+        self, specs: Sequence[TensorSpec], tensors: Sequence[Tensor], places: Sequence[Place] = ()
+    ) -> ChannelState:
+        """Fresh state with ``tensors`` as anchor; the residual starts at zero.
+
+        Args:
+            specs: Table of whole tensors.
+            tensors: What is here of them.
+            places: Where that lies in them; empty if it is all.
+        """
+        state = ChannelState(tuple(specs))
+        for i, tensor in enumerate(tensors):
+            layout = piece_of(self.layout, places[i]) if places else self.layout
+            shapes = layout.block_shapes(tuple(tensor.shape))
+            state.layouts.append(layout)
+            state.first_chunks.extend(layout.first_chunks(tuple(tensor.shape)))
             state.spans.append(range(len(state.shapes), len(state.shapes) + len(shapes)))
             state.shapes.extend(shapes)
             wide = tensor.detach().to(state_dtype(tensor.dtype), copy=True)
-            state.anchor.extend(block.contiguous() for block in self.layout.split(wide))
+            state.anchor.extend(block.contiguous() for block in layout.split(wide))
         state.outer = [{} for _ in state.shapes]
         state.codec = [
             self.compressor.init(block.shape[0], block.shape[1], block.dtype, block.device) for block in state.anchor
@@ -138,10 +155,10 @@ class Channel:
         """
         self.check_sources(sources, state)
         sections = fast.encode(self, sources, state)
-        for spec, source, span in zip(state.specs, sources, state.spans, strict=True):
+        for i, (source, span) in enumerate(zip(sources, state.spans, strict=True)):
             if span and span[0] in sections:
                 continue
-            for j, delta in zip(span, self._delta(source, spec, state, span), strict=True):
+            for j, delta in zip(span, self._delta(source, state, i), strict=True):
                 sections[j] = self._encode_block(delta, j, state, derive_key(key, j))
         if self.feedback is None:
             state.residual = []
@@ -175,7 +192,7 @@ class Channel:
         blocks = [j for i in rest for j in state.spans[i]]
         square = done.square + (self._step_anchors(blocks, inbox, state, outer, step) if inbox else 0.0)
         for i in rest:
-            anchor = self.anchor_tensor(state, state.spans[i], tuple(live[i].shape))
+            anchor = self.anchor_tensor(state, i, tuple(live[i].shape))
             live[i].copy_(merge(anchor, live[i], snapshot[i] if snapshot is not None else None))
         return square**0.5
 
@@ -209,9 +226,9 @@ class Channel:
         for j, residual in enumerate(state.residual):
             self.compressor.accumulate_(residual, _on_device(payload.blocks[j], residual.device), 1, state.codec[j])
 
-    def anchor_tensor(self, state: ChannelState, span: range, shape: tuple[int, ...]) -> Tensor:
+    def anchor_tensor(self, state: ChannelState, number: int, shape: tuple[int, ...]) -> Tensor:
         """The agreed value of one tensor, in its own shape."""
-        return self.layout.join(tuple(state.anchor[j] for j in span), shape)
+        return state.layouts[number].join(tuple(state.anchor[j] for j in state.spans[number]), shape)
 
     def check_sources(self, sources: Sequence[Source], state: ChannelState) -> None:
         """Refuse deltas with infinities, NaN or numbers so large that arithmetic on them overflows."""
@@ -238,16 +255,17 @@ class Channel:
                         "leave that peer out of the round"
                     )
 
-    def _delta(self, source: Source, spec: TensorSpec, state: ChannelState, span: range) -> Iterator[Tensor]:
+    def _delta(self, source: Source, state: ChannelState, number: int) -> Iterator[Tensor]:
         """Coded delta blocks of one tensor: ``start - end``, or the scaled gradient."""
+        spec, span, layout = state.specs[number], state.spans[number], state.layouts[number]
         wide = state_dtype(spec.dtype)
-        for j, end in zip(span, self.layout.split(source.end.detach()), strict=True):
+        for j, end in zip(span, layout.split(source.end.detach()), strict=True):
             if source.start is None:
                 stored = end.to(wide) * source.scale
             else:
                 # The replica was given the anchor rounded to its own type, so an idle one has a delta of exactly zero.
                 stored = source.start[j - span.start].to(spec.dtype).to(wide) - end.to(wide)
-            yield self.layout.analyze(stored, state.shapes[j])
+            yield layout.analyze(stored, state.shapes[j])
 
     def _encode_block(self, delta: Tensor, j: int, state: ChannelState, key: int) -> Parts:
         if not state.residual:

@@ -16,6 +16,7 @@ from sparseloco.kernels import digest_tensors
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
+from sparseloco.sharding import LocalView, plain
 from sparseloco.types import Merge, OuterOptimizer, Payload, Source, TensorSpec
 
 StateDict = dict[str, Any]
@@ -38,7 +39,7 @@ class Lane:
     """One fragment.
 
     Attributes:
-        tensors: Live parameters or buffers; their values are read and written in place.
+        tensors: Live parameters or buffers; their values, or the local shards', are read and written in place.
         local: What a delta is made of.
         round: Number of the next message.
         in_flight: Messages that were posted and not settled, by round.
@@ -54,15 +55,18 @@ class Lane:
     in_flight: dict[int, InFlight] = field(default_factory=dict)
 
     def live(self) -> list[Tensor]:
-        """Present values of the tensors."""
-        return [tensor.data for tensor in self.tensors]
+        """Present values of the tensors, as far as they are here."""
+        return [plain(tensor).data for tensor in self.tensors]
 
     def anchors(self) -> list[Tensor]:
-        """Agreed values of the tensors, in their own shapes and the type of their state."""
+        """Agreed values of the tensors as far as they are here, in the type of their state."""
         return [
-            self.channel.anchor_tensor(self.state, span, spec.shape)
-            for spec, span in zip(self.state.specs, self.state.spans, strict=True)
+            self.channel.anchor_tensor(self.state, number, tuple(live.shape)) for number, live in enumerate(self.live())
         ]
+
+    def numel(self) -> int:
+        """Numbers in the tensors, as far as they are here."""
+        return sum(block.numel() for block in self.state.anchor)
 
     def block_paths(self) -> list[tuple[str, int]]:
         """Stable names of blocks, ``<tensor>/<number within the tensor>``, with their positions."""
@@ -75,12 +79,26 @@ class Lane:
     def digest_lanes(self) -> tuple[int, int]:
         """Digest of the shared state: anchor, outer state and compressor state."""
         shared: list[tuple[str, Tensor]] = []
+        first_rows: list[int] = []
         for path, j in self.block_paths():
             shared.append((path, self.state.anchor[j]))
             for name, value in sorted({**self.state.outer[j], **self.state.codec[j]}.items()):
                 if isinstance(value, Tensor):
                     shared.append((f"{path}/{name}", value))
-        return digest_tensors(shared)
+            first_rows += [self.state.first_chunks[j]] * (len(shared) - len(first_rows))
+        return digest_tensors(shared, first_rows)
+
+    def tensor_digests(self) -> dict[str, str]:
+        """A digest of the anchor of each tensor, as far as it is here."""
+        return {
+            spec.name: hex_digest(
+                *digest_tensors(
+                    [(f"{j - span.start}", self.state.anchor[j]) for j in span],
+                    [self.state.first_chunks[j] for j in span],
+                )
+            )
+            for spec, span in zip(self.state.specs, self.state.spans, strict=True)
+        }
 
     def post(self, step: int, key: int) -> InFlight:
         """Encode the fragment's delta after ``step``, with all randomness from ``key``."""
@@ -181,15 +199,17 @@ class Lane:
 
     def _sources(self, step: int) -> list[Source]:
         return [
-            self.local.source([self.state.anchor[j] for j in span], tensor, step)
+            self.local.source([self.state.anchor[j] for j in span], plain(tensor), step)
             for tensor, span in zip(self.tensors, self.state.spans, strict=True)
         ]
 
 
-def parameter_lane(algorithm: Algorithm, specs: Sequence[TensorSpec], params: Sequence[nn.Parameter]) -> Lane:
+def parameter_lane(algorithm: Algorithm, specs: Sequence[TensorSpec], views: Sequence[LocalView]) -> Lane:
     """A fragment of trainable parameters."""
-    state = algorithm.channel.init(specs, [p.data for p in params])
-    return Lane(params, algorithm.local, algorithm.channel, algorithm.outer, algorithm.merge, state)
+    state = algorithm.channel.init(specs, [view.tensor for view in views], [view.place for view in views])
+    return Lane(
+        [view.param for view in views], algorithm.local, algorithm.channel, algorithm.outer, algorithm.merge, state
+    )
 
 
 def buffer_lane(buffers: dict[str, Tensor]) -> Lane:

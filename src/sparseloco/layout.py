@@ -61,6 +61,10 @@ class Layout(ABC):
     def synthesize(self, block: Tensor, block_shape: BlockShape) -> Tensor:
         """Coded values of one block to stored values."""
 
+    def first_chunks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Number that the first chunk of each block has in the block of the whole tensor; 0 but for a shard."""
+        return (0,) * len(self.block_shapes(shape))
+
     def forward(self, tensor: Tensor) -> Blocks:
         """``split``, then ``analyze``: what compressors see."""
         shapes = self.block_shapes(tuple(tensor.shape))
@@ -119,7 +123,7 @@ class Chunks(_Permutation):
     name: ClassVar[str] = "chunks"
 
     def __post_init__(self) -> None:
-        _check_positive("chunk_size", self.chunk_size)
+        check_positive("chunk_size", self.chunk_size)
 
     def block_shapes(self, shape: tuple[int, ...]) -> tuple[BlockShape, ...]:
         whole, rest = divmod(math.prod(shape), self.chunk_size)
@@ -176,8 +180,44 @@ class Region(NamedTuple):
         return rows // self.tile[0], cols // self.tile[1]
 
 
+class Tiled(_Permutation):
+    """A layout that cuts dim 0 into panels of ``ceil(n / panels)`` entries and each panel into equal tiles."""
+
+    panels: int
+
+    @abstractmethod
+    def tile_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Height and width of a tile of a tensor of ``shape``, seen as the matrix ``[dim 0, rest]``."""
+
+    def block_shapes(self, shape: tuple[int, ...]) -> tuple[BlockShape, ...]:
+        regions = self.regions(shape)
+        return tuple(BlockShape(r.panels * r.grid[0] * r.grid[1], *r.tile) for r in regions)
+
+    def split(self, tensor: Tensor) -> Blocks:
+        shape = tuple(tensor.shape)
+        regions = self.regions(shape)
+        if not regions:
+            return ()
+        matrix = tensor.reshape(*matrix_shape(shape))
+        return tuple(_cut(matrix, region) for region in regions)
+
+    def join(self, blocks: Blocks, shape: tuple[int, ...]) -> Tensor:
+        if not blocks:
+            return torch.empty(shape)
+        out = blocks[0].new_empty(matrix_shape(shape))
+        for block, region in zip(blocks, self.regions(shape), strict=True):
+            _paste(out, block, region)
+        return out.reshape(shape)
+
+    def regions(self, shape: tuple[int, ...]) -> tuple[Region, ...]:
+        """Where the blocks lie in a tensor, seen as the matrix ``[dim 0, rest]``; a vector is one column."""
+        if not math.prod(shape):
+            return ()
+        return _tile_regions(matrix_shape(shape), self.tile_of(shape), self.panels)
+
+
 @dataclass(frozen=True)
-class Tiles(_Permutation):
+class Tiles(Tiled):
     """Two-dimensional tiles of ``rows`` x ``cols``, stored tile after tile.
 
     Dim 0 is first cut into ``panels`` panels of ``ceil(n / panels)`` rows, then each panel is tiled by itself, so a
@@ -208,35 +248,12 @@ class Tiles(_Permutation):
 
     def __post_init__(self) -> None:
         for field in ("rows", "cols", "panels"):
-            _check_positive(field, getattr(self, field))
+            check_positive(field, getattr(self, field))
         if self.vector_chunk is not None:
-            _check_positive("vector_chunk", self.vector_chunk)
+            check_positive("vector_chunk", self.vector_chunk)
 
-    def block_shapes(self, shape: tuple[int, ...]) -> tuple[BlockShape, ...]:
-        regions = self.regions(shape)
-        return tuple(BlockShape(r.panels * r.grid[0] * r.grid[1], *r.tile) for r in regions)
-
-    def split(self, tensor: Tensor) -> Blocks:
-        shape = tuple(tensor.shape)
-        if not tensor.numel():
-            return ()
-        matrix = tensor.reshape(*_matrix_shape(shape))
-        return tuple(_cut(matrix, region) for region in self.regions(shape))
-
-    def join(self, blocks: Blocks, shape: tuple[int, ...]) -> Tensor:
-        if not blocks:
-            return torch.empty(shape)
-        out = blocks[0].new_empty(_matrix_shape(shape))
-        for block, region in zip(blocks, self.regions(shape), strict=True):
-            _paste(out, block, region)
-        return out.reshape(shape)
-
-    def regions(self, shape: tuple[int, ...]) -> tuple[Region, ...]:
-        """Where the blocks lie in a tensor, seen as the matrix ``[dim 0, rest]``; a vector is one column."""
-        if not math.prod(shape):
-            return ()
-        tile = (self.vector_chunk or self.rows * self.cols, 1) if len(shape) < 2 else (self.rows, self.cols)
-        return _tile_regions(_matrix_shape(shape), tile, self.panels)
+    def tile_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        return (self.vector_chunk or self.rows * self.cols, 1) if len(shape) < 2 else (self.rows, self.cols)
 
 
 @dataclass(frozen=True)
@@ -257,8 +274,8 @@ class DctTiles(Layout):
     portable: ClassVar[bool] = False  # a matrix product; its summation order belongs to the BLAS in use
 
     def __post_init__(self) -> None:
-        _check_positive("side", self.side)
-        _check_positive("panels", self.panels)
+        check_positive("side", self.side)
+        check_positive("panels", self.panels)
 
     @property
     def _tiles(self) -> Tiles:
@@ -304,7 +321,7 @@ def _dct_pair(block: Tensor, shape: BlockShape) -> tuple[Tensor, Tensor]:
     )
 
 
-def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """``[dim 0, rest]``; a vector is one column, so that its panels are cut along dim 0 too."""
     rows = shape[0] if shape else 1
     return rows, math.prod(shape[1:])
@@ -366,7 +383,8 @@ def _concatenate(blocks: Blocks, shape: tuple[int, ...]) -> Tensor:
     return torch.cat([block.reshape(-1) for block in blocks]).reshape(shape)
 
 
-def _check_positive(field: str, value: int) -> None:
+def check_positive(field: str, value: int) -> None:
+    """Refuse a setting that is no whole number of at least 1."""
     check_whole(field, value)
     if value < 1:
         raise ConfigError(f"{field}={value!r}: must be at least 1; use a positive whole number")

@@ -30,6 +30,7 @@ from sparseloco.layout import Chunks, DctTiles, Flat, Matrices, Tiles
 from sparseloco.local import Gradients, InnerSteps, OptimizerSpec, adamw
 from sparseloco.merge import Blend, Carry, Replace
 from sparseloco.outer import Sgd, TorchOptimizer
+from sparseloco.panels import whole
 from sparseloco.reduce import Mean
 from sparseloco.schedule import SyncSchedule
 from sparseloco.types import Merge, Schedule
@@ -90,6 +91,7 @@ def diloco(
     inner_steps: int = 30,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    panels: int = 1,
     inner: OptimizerSpec | None = None,
     clip_norm: float | None = None,
 ) -> Algorithm:
@@ -101,12 +103,13 @@ def diloco(
         inner_steps: H, inner steps per round (the paper uses 500).
         outer_lr: Outer learning rate.
         outer_momentum: Nesterov momentum, 0 for none.
+        panels: Panels along dim 0, so that sharded replicas give the same bytes.
         inner: Inner optimizer.
         clip_norm: Largest gradient norm at an inner step.
     """
     return Algorithm(
         local=InnerSteps(inner, clip_norm),
-        channel=Channel(layout=Flat(), compressor=Dense(), reducer=Mean(over="peers")),
+        channel=Channel(layout=whole(panels), compressor=Dense(), reducer=Mean(over="peers")),
         outer=Sgd(outer_lr, outer_momentum, nesterov=outer_momentum > 0),
         schedule=_every(inner_steps),
     )
@@ -122,6 +125,7 @@ def streaming_diloco(
     bits: int = 4,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    panels: int = 1,
     inner: OptimizerSpec | None = None,
     clip_norm: float | None = None,
 ) -> Algorithm:
@@ -138,6 +142,7 @@ def streaming_diloco(
         bits: Width of a sent value; 32 sends float32.
         outer_lr: Outer learning rate.
         outer_momentum: Nesterov momentum.
+        panels: Panels along dim 0, each with a scale of its own, so that sharded replicas give the same bytes.
         inner: Inner optimizer.
         clip_norm: Largest gradient norm at an inner step.
     """
@@ -152,7 +157,7 @@ def streaming_diloco(
     return Algorithm(
         local=InnerSteps(inner, clip_norm),
         channel=Channel(
-            layout=Flat(),
+            layout=whole(panels),
             compressor=Dense() if bits == 32 else Quantize(bits),
             reducer=Mean(over="peers"),
         ),

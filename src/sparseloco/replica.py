@@ -10,6 +10,7 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from sparseloco.kernels import digest_tensors
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.reduce import check_weight
+from sparseloco.sharding import local_views, plain, reshard, shards_of
+from sparseloco.support import check_shards
 from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
 
 
@@ -41,6 +44,7 @@ class Replica:
         seed: Source of all randomness together with peer, round and fragment; equal at all peers.
 
     Attributes:
+        shards: The processes that hold this replica together.
         step: Inner steps made so far; equal at all peers.
         weight: Integer weight of the next messages, for example tokens per round.
         optimizer: The inner optimizer, if the algorithm names one.
@@ -52,14 +56,18 @@ class Replica:
         self.seed = seed
         self.step = 0
         self.weight = 1
-        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        views = local_views(model)
+        self.shards = shards_of(views)
+        self._reshard = partial(reshard, model)
+        self.params = {name: view.param for name, view in views.items() if view.param.requires_grad}
+        self._frozen = {name: view.param for name, view in views.items() if not view.param.requires_grad}
         if not self.params:
             raise ConfigError("model=no trainable parameters: must have at least one; set requires_grad on some")
         self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
+        check_shards(algorithm, {name: views[name].place for name in self.params})
         self.optimizer = algorithm.local.build(self.params)
         self._lanes = [
-            parameter_lane(algorithm, [self.specs[i] for i in rows], [self.params[self.specs[i].name] for i in rows])
+            parameter_lane(algorithm, [self.specs[i] for i in rows], [views[self.specs[i].name] for i in rows])
             for rows in algorithm.fragments.assign(self.specs)
         ]
         self._add_buffers(model)
@@ -74,6 +82,7 @@ class Replica:
 
     def stepped(self) -> None:
         """Count one inner step that the caller made."""
+        self._reshard()  # else what an evaluation gathered before the step would be used after it
         self.step += 1
 
     def outbox(self) -> list[Envelope]:
@@ -82,10 +91,15 @@ class Replica:
         Raises:
             DivergenceError: if a delta is not finite; nothing has been posted or changed then.
         """
-        posting = [(f, lane) for f, lane in enumerate(self._lanes) if self.algorithm.schedule.posts(self.step, f)]
+        posting = self._posting()
         for _, lane in posting[1:]:  # the first is checked as it is encoded, before it changes anything
             lane.check_finite(self.step)
         return [self._post(fragment, lane) for fragment, lane in posting]
+
+    def check_finite(self) -> None:
+        """Raise what :meth:`outbox` would raise for a delta that is not finite, with nothing done."""
+        for _, lane in self._posting():
+            lane.check_finite(self.step)
 
     def due(self) -> list[Key]:
         """Keys whose messages must be collected and applied now, in order."""
@@ -113,6 +127,7 @@ class Replica:
                 changed then.
         """
         lane = self._lanes[key.fragment]
+        self._reshard()
         sent = lane.in_flight[key.round]
         self._check(inbox, key, sent.digest)
         lane.channel.check_finite(inbox, lane.state)
@@ -132,6 +147,7 @@ class Replica:
 
     def reset(self) -> None:
         """Return to the anchor after local numbers went bad: parameters, gradients and inner optimizer state."""
+        self._reshard()
         for lane in self._lanes:
             for tensor, anchor in zip(lane.live(), lane.anchors(), strict=True):
                 tensor.copy_(anchor)
@@ -156,19 +172,19 @@ class Replica:
         }
 
     def digest(self) -> str:
-        """32 hex digits over the shared state of all fragments."""
+        """32 hex digits over the shared state of all fragments.
+
+        On a shard over what it holds; :func:`sparseloco.bits.add_digests` makes the whole replica's of all of them.
+        """
         return hex_digest(*map(sum, zip(*(lane.digest_lanes() for lane in self._lanes), strict=True)))
 
     def tensor_digests(self) -> dict[str, str]:
         """A digest per tensor that peers must start with alike, frozen ones included, to name which one differs."""
         frozen = {
-            name: hex_digest(*digest_tensors([("", p.to(state_dtype(p.dtype)))])) for name, p in self._frozen.items()
+            name: hex_digest(*digest_tensors([("", plain(p).to(state_dtype(p.dtype)))]))
+            for name, p in self._frozen.items()
         }
-        return frozen | {
-            spec.name: hex_digest(*digest_tensors([(f"{j - span.start}", lane.state.anchor[j]) for j in span]))
-            for lane in self._lanes
-            for spec, span in zip(lane.state.specs, lane.state.spans, strict=True)
-        }
+        return frozen | {name: digest for lane in self._lanes for name, digest in lane.tensor_digests().items()}
 
     def fixed_digests(self) -> dict[str, str]:
         """Type, shape and digest of all that training does not change and no state holds, by name.
@@ -177,7 +193,7 @@ class Replica:
         """
         return {
             name: f"{tensor.dtype} {list(tensor.shape)} {hex_digest(*digest_tensors([('', _in_whole_items(tensor))]))}"
-            for name, tensor in {**self._frozen, **self._derived}.items()
+            for name, tensor in ((name, plain(t)) for name, t in {**self._frozen, **self._derived}.items())
         }
 
     @property
@@ -187,7 +203,7 @@ class Replica:
 
     def dense_bytes(self) -> int:
         """Float32 bytes of everything posted so far, had it been sent dense."""
-        return sum(4 * lane.round * sum(spec.numel for spec in lane.state.specs) for lane in self._lanes)
+        return sum(4 * lane.round * lane.numel() for lane in self._lanes)
 
     def residual_norm(self) -> float:
         """2-norm of everything that was not sent yet."""
@@ -204,8 +220,13 @@ class Replica:
     # -- state -----------------------------------------------------------------------------------------------
 
     def shared_state(self) -> StateDict:
-        """What all peers agree on; a peer that joins needs this, the messages in flight, and nothing else."""
+        """What all peers agree on; a peer that joins needs this, the messages in flight, and nothing else.
+
+        On a shard it is of what that shard holds.
+        """
         state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
+        if self.shards.count > 1:
+            state["shard"] = str(self.shards)
         for fragment, lane in enumerate(self._lanes):
             state |= lane.shared_state(fragment)
         return state | {"blocks": _count_blocks(state)}
@@ -220,9 +241,11 @@ class Replica:
         """
         remedy = "all peers need the same algorithm and model"
         _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
+        _expect("shard", state.get("shard", "shard 0 of 1"), str(self.shards), "load what the same shard saved")
         _expect_all_blocks(state)
         for lane in self._lanes:
             lane.check_shared_state(state)
+        self._reshard()
         self.step = state["step"]
         for fragment, lane in enumerate(self._lanes):
             lane.load_shared_state(fragment, state)
@@ -259,6 +282,7 @@ class Replica:
         remedy = "resume with the algorithm and model it came from"
         _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
         _expect("step", state.get("step"), self.step, "load private and shared state of the same moment")
+        self._reshard()
         for fragment, lane in enumerate(self._lanes):
             lane.load_private_state(fragment, state)
         for name, buffer in self._private_buffers.items():
@@ -289,6 +313,9 @@ class Replica:
                 f"buffers={sorted(found)}: stay private to each replica; set sync_buffers=True to average them",
                 stacklevel=3,
             )
+
+    def _posting(self) -> list[tuple[int, Lane]]:
+        return [(f, lane) for f, lane in enumerate(self._lanes) if self.algorithm.schedule.posts(self.step, f)]
 
     def _post(self, fragment: int, lane: Lane) -> Envelope:
         key = Key(lane.round, fragment)

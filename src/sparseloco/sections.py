@@ -232,6 +232,8 @@ def _positions(data: Bytes, spec: PartSpec) -> codec.Positions:
 
 
 def _as_floats(data: Bytes, spec: PartSpec) -> Tensor:
+    if not data.size:  # a shard may hold no chunk of a block
+        return torch.empty(spec.shape, dtype=spec.dtype)
     # Slices of a body need not be aligned to their item size, so each part gets its own memory.
     tensor = torch.from_numpy(data.copy()).view(spec.dtype).reshape(spec.shape)
     wrong = _wrong_floats(tensor, spec)

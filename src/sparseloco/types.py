@@ -266,9 +266,13 @@ class Merge(Protocol):
 
 
 class UpdateTransform(Protocol):
-    """Maps the update blocks of one fragment, given one after another in stored form."""
+    """Maps the update blocks of one fragment, given one after another in stored form.
+
+    ``chunkwise``: each chunk is mapped alone, so that shards can share out the chunks.
+    """
 
     name: ClassVar[str]
+    chunkwise: ClassVar[bool]
     portable: ClassVar[bool]
 
     def __call__(self, updates: Iterator[Tensor]) -> Iterator[Tensor]:

@@ -20,6 +20,7 @@ class Sign:
     """
 
     name: ClassVar[str] = "sign"
+    chunkwise: ClassVar[bool] = True
     portable: ClassVar[bool] = True
 
     def __call__(self, updates: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -37,6 +38,7 @@ class ClipNorm:
 
     max_norm: float
     name: ClassVar[str] = "clip_norm"
+    chunkwise: ClassVar[bool] = False
     portable: ClassVar[bool] = False  # the norm is a floating-point sum
 
     def __post_init__(self) -> None:

@@ -316,8 +316,8 @@ def test_the_bare_pass_copies_the_anchor(instruction_set: str, dtype: torch.dtyp
         jobs = [SettleJob(round_.state.anchor[j], live[i], g, 1, []) for j, g in zip(span, places, strict=True)]
         apply_pass(jobs, threads=2)
     assert all(same_bits(one, two) for one, two in zip(round_.state.anchor, before, strict=True))
-    for tensor, span, spec in zip(live, round_.state.spans, round_.specs, strict=True):
-        assert same_bits(tensor, round_.channel.anchor_tensor(round_.state, span, spec.shape).to(dtype))
+    for number, (tensor, spec) in enumerate(zip(live, round_.specs, strict=True)):
+        assert same_bits(tensor, round_.channel.anchor_tensor(round_.state, number, spec.shape).to(dtype))
 
 
 def one_job() -> tuple[SettleJob, SettlePlan]:

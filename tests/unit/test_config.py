@@ -211,7 +211,7 @@ def test_a_mistake_is_one_sentence(override: str, message: str) -> None:
         ("lr = 3", "config: unknown key 'lr'; did you mean 'optimizer.lr'?"),
         (text_of("demo") + "lr = 0", "algorithm.lr=0.0: must be positive; use 0.001"),
         (text_of("diloco") + "k = 3", "algorithm: unknown key 'k'; the keys are inner_steps, outer_lr, "
-                                      "outer_momentum"),
+                                      "outer_momentum, panels"),
         (BASE + "[train]\nsteps = 30\nrounds = 2", "train.rounds=2: must not stand beside train.steps=30; keep one "
                                                    "of them"),
         (text_of("demo") + "[optimizer]\nlr = 0.5", "optimizer.lr=0.5: is not used by preset 'demo', whose learning "

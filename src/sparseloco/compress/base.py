@@ -15,6 +15,7 @@ class Compressor(Protocol):
     """One block in, its parts out; a frozen value without tensors in it.
 
     ``shared`` is the part of its state that all peers agree on, one dictionary per block; most have none.
+    ``chunkwise``: each chunk is coded alone and without randomness, so that shards can share out the chunks.
     ``accumulate_`` is the only decoder. It has four uses: error feedback subtracts, the reducer adds, an
     undelivered payload is credited, and decoding is accumulating into zeros.
     """
@@ -22,6 +23,11 @@ class Compressor(Protocol):
     name: ClassVar[str]
     linear: ClassVar[bool]
     portable: ClassVar[bool]
+
+    @property
+    def chunkwise(self) -> bool:
+        """Whether the parts of a block are those of its chunks, one under another."""
+        ...
 
     def init(self, rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Parts:
         """Shared state for a block ``[rows, cols]`` on ``device``, which may be meta."""

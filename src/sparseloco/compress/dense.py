@@ -18,6 +18,10 @@ class _Everywhere:
 
     portable: ClassVar[bool] = True
 
+    @property
+    def chunkwise(self) -> bool:
+        return True
+
     def init(self, rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Parts:
         return {}
 

@@ -43,6 +43,10 @@ class LowRank:
         if self.rank < 1:
             raise ConfigError(f"rank={self.rank!r}: must be at least 1; use a small whole number such as 4")
 
+    @property
+    def chunkwise(self) -> bool:
+        return False
+
     def init(self, rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Parts:
         if (rows + cols) * self.rank >= rows * cols:
             return {}

@@ -58,6 +58,10 @@ class TopK:
                 "use a larger chunk_size or a smaller k"
             )
 
+    @property
+    def chunkwise(self) -> bool:
+        return self.values.chunkwise
+
     def init(self, rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Parts:
         return {}
 

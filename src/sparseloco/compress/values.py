@@ -15,9 +15,13 @@ from sparseloco.types import Parts, PartSpec
 
 
 class ValueCode(Protocol):
-    """How ``value_NK`` travels; ``decode(encode(v))`` is what error feedback subtracts."""
+    """How ``value_NK`` travels; ``decode(encode(v))`` is what error feedback subtracts.
+
+    ``chunkwise``: each chunk is coded alone and without randomness.
+    """
 
     name: ClassVar[str]
+    chunkwise: ClassVar[bool]
 
     def specs(self, rows: int, kept: int) -> tuple[PartSpec, ...]:
         """Parts for ``rows`` chunks of ``kept`` values."""
@@ -37,6 +41,7 @@ class Float32:
     """Kept values as they are: ``[N, K]`` float32, 32 bits each."""
 
     name: ClassVar[str] = "float32"
+    chunkwise: ClassVar[bool] = True
 
     def specs(self, rows: int, kept: int) -> tuple[PartSpec, ...]:
         return (PartSpec("value", (rows, kept), torch.float32, 32),)
@@ -69,6 +74,7 @@ class SignTwoLevel:
     low: float = 0.96875
     high: float = 1.09375
     name: ClassVar[str] = "sign_two_level"
+    chunkwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high < 8 or (self.low * 32) % 1 or (self.high * 32) % 1:
@@ -106,6 +112,7 @@ class SignOneLevel:
     """
 
     name: ClassVar[str] = "sign_one_level"
+    chunkwise: ClassVar[bool] = True
 
     def specs(self, rows: int, kept: int) -> tuple[PartSpec, ...]:
         return (
@@ -138,6 +145,7 @@ class Statistical:
     bins: int = 4
     span: float = 6.0
     name: ClassVar[str] = "statistical"
+    chunkwise: ClassVar[bool] = False  # one mean and deviation for the block
 
     def __post_init__(self) -> None:
         if self.bins not in (2, 4, 16, 256):
@@ -181,6 +189,7 @@ class Stochastic:
 
     levels: int = 4
     name: ClassVar[str] = "stochastic"
+    chunkwise: ClassVar[bool] = False  # random numbers by place in the block
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= 127:

@@ -16,7 +16,7 @@ from sparseloco.types import LARGEST, Envelope, Parts, Section, Source
 
 def is_sane(tensor: Tensor) -> bool:
     """Whether all magnitudes are below ``LARGEST``, by a kernel where there is one; False for NaN."""
-    if _wanted(tensor):
+    if _wanted(tensor) and tensor.numel():
         return triton_blocks.is_sane(tensor, LARGEST)
     return not tensor.numel() or float(tensor.detach().abs().amax()) < LARGEST
 
@@ -24,8 +24,8 @@ def is_sane(tensor: Tensor) -> bool:
 def encode(codec: Codec, sources: Sequence[Source], *, decay: float) -> dict[int, Section]:
     """Parts of the blocks that the kernels take, by number; their residuals are updated."""
     sections: dict[int, Section] = {}
-    for source, span in zip(sources, codec.state.spans, strict=True):
-        places = _places(codec, source.end, [codec.state.anchor[j] for j in span])
+    for i, (source, span) in enumerate(zip(sources, codec.state.spans, strict=True)):
+        places = _places(codec, i, source.end, [codec.state.anchor[j] for j in span])
         if source.start is None or places is None:
             continue
         for j, start, where in zip(span, source.start, places, strict=True):
@@ -53,7 +53,7 @@ def settle_(
     done: set[int] = set()
     square, failed = 0.0, None
     for i, (tensor, span) in enumerate(zip(live, codec.state.spans, strict=True)):
-        places = _places(codec, tensor, [codec.state.anchor[j] for j in span])
+        places = _places(codec, i, tensor, [codec.state.anchor[j] for j in span])
         like = snapshot[i] if snapshot is not None else None
         if places is None or (like is not None and not (tensor.is_contiguous() and like.is_contiguous())):
             continue
@@ -100,10 +100,12 @@ def _wanted(tensor: Tensor) -> bool:
     return (tensor.device.type == "cuda" and not native.is_off()) or native.forced() == "triton"
 
 
-def _places(codec: Codec, live: Tensor, state: Sequence[Tensor]) -> tuple[TileGeometry, ...] | None:
+def _places(codec: Codec, number: int, live: Tensor, state: Sequence[Tensor]) -> tuple[TileGeometry, ...] | None:
     """Where the blocks of a tensor lie in it; None if it must be left to the definition."""
-    places = tensor_geometry(codec.layout, live.detach()) if _wanted(live) else None
+    places = tensor_geometry(codec.state.layouts[number], live.detach()) if _wanted(live) else None
     if places is None or any(block.dtype != torch.float32 for block in state):
+        return None
+    if not all(place.num_chunks for place in places):  # of a shard that holds no chunk of some block
         return None
     takes = all(triton_blocks.supports(chunk_size=p.chunk_size, dtype=live.dtype, device=live.device) for p in places)
     return places if takes else None

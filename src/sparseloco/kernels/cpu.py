@@ -15,10 +15,10 @@ from sparseloco.types import Coding, Envelope, Section, Source
 def encode(codec: Codec, sources: Sequence[Source], *, decay: float) -> dict[int, Section]:
     """Sections of the blocks that the kernels take, by number; their residuals are updated."""
     blocks: dict[int, native.EncoderBlock] = {}
-    for source, span in zip(sources, codec.state.spans, strict=True):
+    for i, (source, span) in enumerate(zip(sources, codec.state.spans, strict=True)):
         if source.start is not None and native.available():
             residual = [codec.state.residual[j] for j in span]
-            blocks.update(zip(span, _blocks(codec, source.end, source.start, residual) or (), strict=False))
+            blocks.update(zip(span, _blocks(codec, i, source.end, source.start, residual) or (), strict=False))
     if not blocks:
         return {}
     values, threads = codec.values, native.threads_for(sum(block.start.numel() for block in blocks.values()))
@@ -54,10 +54,11 @@ def settle_(
 
 
 def _blocks(
-    codec: Codec, live: Tensor, start: Sequence[Tensor], residual: Sequence[Tensor]
+    codec: Codec, number: int, live: Tensor, start: Sequence[Tensor], residual: Sequence[Tensor]
 ) -> list[native.EncoderBlock] | None:
     top_k = codec.top_k
-    return native.encoder_blocks(codec.layout, live, start, residual, k=top_k.k, chunk_size=top_k.chunk_size)
+    layout = codec.state.layouts[number]
+    return native.encoder_blocks(layout, live, start, residual, k=top_k.k, chunk_size=top_k.chunk_size)
 
 
 def _jobs(
@@ -71,17 +72,19 @@ def _jobs(
 ) -> dict[int, native_settle.SettleJob] | None:
     """Jobs of one tensor by block; None if it must be left to the definition."""
     span = codec.state.spans[number]
-    blocks = _blocks(codec, live, [codec.state.anchor[j] for j in span], ())
+    blocks = _blocks(codec, number, live, [codec.state.anchor[j] for j in span], ())
     # A snapshot of a strided tensor need not have its strides.
     if blocks is None or (snapshot is not None and not (live.is_contiguous() and snapshot.is_contiguous())):
         return None
     jobs: dict[int, native_settle.SettleJob] = {}
     for j, block in zip(span, blocks, strict=True):
+        velocity = codec.velocity(j, block.start) if rule.outer.momentum and inbox else None
+        if not block.geometry.num_chunks:  # of a shard that holds none of them
+            continue
         sections = [
             section_as_bytes(codec.specs[j], envelope.payload.sections[j], coding)
             for envelope, coding in zip(inbox, codings, strict=True)
         ]
-        velocity = codec.velocity(j, block.start) if rule.outer.momentum and inbox else None
         jobs[j] = native_settle.SettleJob(
             block.start, block.live, block.geometry, block.kept, sections, velocity, snapshot
         )

@@ -32,9 +32,9 @@ def path() -> str:
     return native.instruction_set() if native.available() else "torch"
 
 
-def digest_tensors(named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
+def digest_tensors(named: Sequence[tuple[str, Tensor]], first_rows: Sequence[int] | None = None) -> tuple[int, int]:
     """:func:`sparseloco.bits.digest_tensors`, by the native kernel for what it takes."""
-    return bits.digest_tensors(named, _digest_lanes)
+    return bits.digest_tensors(named, _digest_lanes, first_rows)
 
 
 def are_sane(tensors: Sequence[Tensor]) -> list[bool]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparseloco.layout import Chunks, Layout, Tiles
+from sparseloco.layout import Chunks, Layout, Tiled
 
 
 class TileGeometry(NamedTuple):
@@ -67,7 +67,7 @@ def block_geometry(
     """
     width = math.prod(shape[1:])
     stride = width if row_stride is None else row_stride
-    if isinstance(layout, Tiles):
+    if isinstance(layout, Tiled):
         return tuple(
             TileGeometry(r.first_row, r.panels, r.height, r.row.start, r.col.start, *r.grid, *r.tile, stride)
             for r in layout.regions(shape)

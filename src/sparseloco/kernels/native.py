@@ -168,7 +168,8 @@ def encode(blocks: Sequence[EncoderBlock], *, decay: float, low: float, high: fl
         ``Channel.outgoing`` with TopK and SignTwoLevel.
     """
     sections = [torch.empty(block.section_bytes, dtype=torch.uint8) for block in blocks]
-    jobs = [(*_job(block), section) for block, section in zip(blocks, sections, strict=True)]
+    # A shard may hold no chunk of a block.
+    jobs = [(*_job(b), section) for b, section in zip(blocks, sections, strict=True) if b.geometry.num_chunks]
     _native.encode_top_k(jobs, decay, low, high, threads)
     return sections
 

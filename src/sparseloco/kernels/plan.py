@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sparseloco.compress.topk import TopK
 from sparseloco.compress.values import SignTwoLevel
-from sparseloco.layout import Layout
 from sparseloco.sections import specs_by_block
 from sparseloco.types import FixedMerge, FixedStep, PartSpec
 
@@ -27,11 +26,6 @@ class Codec:
     state: ChannelState
     top_k: TopK
     values: SignTwoLevel
-
-    @property
-    def layout(self) -> Layout:
-        """How tensors become blocks."""
-        return self.channel.layout
 
     @cached_property
     def specs(self) -> Mapping[int, tuple[PartSpec, ...]]:

@@ -116,12 +116,19 @@ def settle(replica: Replica, transport: Transport) -> float:
     Returns:
         2-norm of the update over all fragments that were due, 0 if none was.
     """
-    norms = [replica.apply(key, transport.collect(key)) for key in replica.due()]
-    return math.hypot(*norms)
+    return math.hypot(*(_apply(replica, transport, key) for key in replica.due()))
 
 
 def post_due(replica: Replica, transport: Transport) -> None:
-    """Encode and post what is due, after an inner step that was counted already."""
+    """Encode and post what is due, after an inner step that was counted already.
+
+    Raises:
+        DivergenceError: if a delta is not finite, here or at another shard of this replica; nothing has been posted or
+            changed then at any of them.
+    """
+    if replica.shards.count > 1:
+        with replica.shards.jointly("delta"):
+            replica.check_finite()
     for envelope in replica.outbox():
         transport.post(envelope)
 
@@ -129,7 +136,13 @@ def post_due(replica: Replica, transport: Transport) -> None:
 def drain(replica: Replica, transport: Transport) -> None:
     """Settle early all messages that are in flight, for the end of a run."""
     for key in replica.in_flight():
-        replica.apply(key, transport.collect(key))
+        _apply(replica, transport, key)
+
+
+def _apply(replica: Replica, transport: Transport, key: Key) -> float:
+    inbox = transport.collect(key)
+    with replica.shards.jointly(f"round {key.round}"):
+        return replica.apply(key, inbox)
 
 
 def collect_early(replica: Replica, transport: Transport) -> dict[Key, list[Envelope]]:

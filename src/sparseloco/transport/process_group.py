@@ -45,7 +45,8 @@ class ProcessGroup:
     """One replica per rank of ``group``; the peer number is the rank.
 
     Args:
-        group: A gloo group with at least two ranks. None means the default one, which is made here if torchrun
+        group: A gloo group with at least two ranks. For sharded replicas the dim of the mesh that joins those who hold
+            the same shard: ``mesh.get_group("peers")``. None means the default one, which is made here if torchrun
             started this process and nobody has made it yet.
 
     Raises:
@@ -81,7 +82,13 @@ class ProcessGroup:
             return
         if replica.peer != self.rank:
             raise ConfigError(f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)")
+        with replica.shards.jointly("start"):
+            self._compare(replica)
+        self._connected = replica
+
+    def _compare(self, replica: Replica) -> None:
         mine = Start.of(replica)
+        self._check_shards(replica)
         fingerprints = [row.tobytes().hex() for row in self._gather_bytes(bytes.fromhex(mine.fingerprint))]
         names = list(mine.digests)
         if all(fingerprint == mine.fingerprint for fingerprint in fingerprints):
@@ -94,7 +101,16 @@ class ProcessGroup:
         ]
         for start in starts[1:]:
             compare_starts(starts[0], start)
-        self._connected = replica
+
+    def _check_shards(self, replica: Replica) -> None:
+        """Refuse a group that joins other shards than those of the same panels."""
+        mine = np.array([replica.shards.rank, replica.shards.count], np.int32)
+        for peer, row in enumerate(self._gather_bytes(mine.tobytes())):
+            if (theirs := row.view(np.int32).tolist()) != mine.tolist():
+                raise ConfigError(
+                    f"group=shard {mine[0]} of {mine[1]} and, at peer {peer}, shard {theirs[0]} of {theirs[1]}: must "
+                    "join the same shard of every replica; pass ProcessGroup(mesh.get_group('peers'))"
+                )
 
     def post(self, envelope: Envelope) -> None:
         """Start the collectives of one message."""
