@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 import torch
 
@@ -36,8 +38,19 @@ def same_support(case: Case, peers: int) -> Round:
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("outer", RATES, ids=str)
 @pytest.mark.parametrize("meeting", [1, 2, 3, 7, 16])
-def test_values_that_meet_are_averaged_in_peer_order(meeting: int, outer: Sgd, weights: str) -> None:
+def test_values_that_meet_are_averaged(meeting: int, outer: Sgd, weights: str) -> None:
     check_round(same_support(Case(peers=16, weights=weights, outer=outer, seed=meeting), meeting))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_values_that_meet_are_added_in_peer_order(order: tuple[int, ...]) -> None:
+    """Of 1, 2^80, -2^80 and 3, what is added before the large ones have cancelled is lost."""
+    round_ = same_support(Case(peers=4), 4)
+    for peer, number in enumerate(order):
+        for parts in round_.inbox[peer].payload.blocks.values():
+            parts["scale"].fill_([1.0, 2.0**80, 2.0**80, 3.0][number])
+            parts["code"].fill_([0, 0, 1, 0][number])
+    check_round(round_)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
