@@ -80,7 +80,8 @@ SNIPPET
 import torch.distributed as dist
 
 last = [*model.parameters()]
-print(f"seen {len(seen)} {sum(seen):.6f}, sum {sum(float(p.double().sum()) for p in last):.12f}", flush=True)
+line = f"seen {len(seen)} {sum(seen):.6f}, sum {sum(float(p.double().sum()) for p in last):.12f};"
+os.write(1, line.encode() + bytes([10]))  # in one piece, or two ranks' lines may mix
 dist.destroy_process_group()
 """
 
@@ -93,7 +94,7 @@ def test_c74_the_loop_of_accelerate_as_it_is_printed(tmp_path: Path) -> None:
     (snippet,) = re.findall(r"^## With accelerate\n.*?^```python\n(.*?)^```", page, re.M | re.S)
     script = tmp_path / "loop.py"
     script.write_text(AROUND.replace("SNIPPET", snippet))
-    found = re.findall(r"seen (\d+) (\S+), sum (\S+)", output_of(script, *TORCHRUN))
+    found = re.findall(r"seen (\d+) (\S+), sum (\S+);", output_of(script, *TORCHRUN))
     assert [count for count, _, _ in found] == ["60", "60"]
     assert found[0][1] != found[1][1]
     assert found[0][2] == found[1][2]

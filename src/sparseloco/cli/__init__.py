@@ -1,4 +1,4 @@
-"""The command ``sparseloco``: train, compare, describe, report, data, watch, generate, eval, export, bench and more.
+"""Verbs: train, compare, describe, report, data, watch, generate, eval, export, doctor, bench, cite.
 
 Settings are checked before anything is written. Heavy packages are imported by the commands that need them.
 """

@@ -47,8 +47,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command(
     "bench",
-    epilog="Examples: sparseloco bench --quick; sparseloco bench --json > bench.json; "
-    "sparseloco bench --plot bench.png",
+    epilog="Example: sparseloco bench --quick --plot bench.png",
 )
 @command
 def bench(
