@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -206,6 +207,25 @@ def test_import_loads_no_optional_package() -> None:
     loaded = set(run.stdout.split())
     assert "sparseloco" in loaded
     assert not loaded & LAZY, "`import sparseloco` must load these only when they are used"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each module is imported in a fork")
+def test_every_module_can_be_imported_first() -> None:
+    """No import works only after another one, as in a circle."""
+    names = sorted(f"sparseloco.{m.name}" for m in modules() if layer(m) < 4 and "triton_" not in m.name)
+    probe = (
+        "import importlib, os, sys, torch\n"
+        "for name in sys.argv[1:]:\n"
+        "    if not (child := os.fork()):\n"
+        "        importlib.import_module(name)\n"
+        "        os._exit(0)\n"
+        "    if os.waitpid(child, 0)[1]: print(name)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", probe, *names], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    complain(sorted(set(run.stdout.split())), "modules can be imported first\n" + run.stderr)
 
 
 def test_files_fit_the_eye() -> None:

@@ -12,7 +12,7 @@ from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
 from sparseloco.bits import hex_digest
 from sparseloco.channel import Channel, ChannelState
 from sparseloco.errors import CheckpointError
-from sparseloco.kernels import digest_tensors
+from sparseloco.kernels.fast import digest_tensors
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd

@@ -19,7 +19,7 @@ from sparseloco import generators
 from sparseloco.algorithm import Algorithm
 from sparseloco.bits import hex_digest
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
-from sparseloco.kernels import digest_tensors
+from sparseloco.kernels.fast import digest_tensors
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.reduce import check_weight

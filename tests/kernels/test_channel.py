@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparseloco import Algorithm, presets, sgd
-from sparseloco.kernels import fast, native, path
+from sparseloco.kernels import fast, native
 from sparseloco.kernels.plan import Settled
 from sparseloco.merge import Blend
 from sparseloco.outer import Sgd
@@ -60,7 +60,7 @@ def test_rounds_with_kernels_are_rounds_without(
     monkeypatch.setenv("SPARSELOCO_KERNELS", kernels)
     fast_states = train(ALGORITHMS[name], dtype)
     monkeypatch.setenv("SPARSELOCO_KERNELS", "torch")
-    assert path() == "torch"
+    assert fast.path() == "torch"
     for mine, theirs in zip(fast_states, train(ALGORITHMS[name], dtype), strict=True):
         assert mine.keys() == theirs.keys()
         for entry, value in mine.items():
@@ -97,7 +97,7 @@ def test_the_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_missing_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_native", None)
     fast._say_once_what_is_missing.cache_clear()
-    assert path() == "torch"
+    assert fast.path() == "torch"
     with pytest.warns(
         UserWarning, match="native kernels=not installed: SparseLoCo must encode in plain PyTorch"
     ) as said:

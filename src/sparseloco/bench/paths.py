@@ -14,10 +14,11 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from sparseloco import kernels, wire
+from sparseloco import wire
 from sparseloco.bench.problem import CHUNK, Problem
 from sparseloco.compress.topk import TopK
 from sparseloco.kernels import codec, native
+from sparseloco.kernels import fast as choice
 from sparseloco.types import Coding, Envelope, Key, Payload
 
 P = ParamSpec("P")
@@ -118,4 +119,4 @@ DEFINITION = Path("torch definition", *map(_by_definition, _CALLS))  # pyright: 
 
 def fast() -> Path:
     """What encodes and settles on this machine; the definition if there are no kernels."""
-    return Path(f"native, {kernels.path()}", *_CALLS) if native.available() else DEFINITION
+    return Path(f"native, {choice.path()}", *_CALLS) if native.available() else DEFINITION

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparseloco import __version__, kernels, presets
+from sparseloco import __version__, presets
 from sparseloco.data.cache import default_cache_dir
+from sparseloco.kernels import fast
 from sparseloco.report import units
 from sparseloco.settings import has_fast_bf16
 from sparseloco.types import Source, TensorSpec
@@ -179,7 +180,7 @@ def _compiler() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
-    return {"path": kernels.path()}
+    return {"path": fast.path()}
 
 
 def _disk() -> dict[str, Any]:

@@ -62,6 +62,7 @@ def block_geometry(
         None if the layout has no such description: then the definition must do the work.
 
     Example:
+        >>> from sparseloco.layout import Tiles
         >>> [(g.num_chunks, g.rows, g.cols) for g in block_geometry(Tiles(64, 64), (130, 70))]
         [(2, 64, 64), (2, 64, 6), (1, 2, 64), (1, 2, 6)]
     """
@@ -88,6 +89,7 @@ def tensor_geometry(layout: Layout, tensor: Tensor) -> tuple[TileGeometry, ...] 
 
     Example:
         >>> import torch
+        >>> from sparseloco.layout import Tiles
         >>> tensor_geometry(Tiles(), torch.zeros(4, 6).T) is None
         True
     """
