@@ -1,4 +1,6 @@
 #include <atomic>
+#include <exception>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -62,13 +64,27 @@ bool select(const char* name) {
 
 void parallel_for(int64_t tasks, int threads, const std::function<void(int64_t)>& work) {
     std::atomic<int64_t> next{0};
+    std::exception_ptr failure;
+    std::mutex guard;
+    // What fails in any thread is thrown again once all have ended; it must not end the process.
     const auto loop = [&] {
-        for (int64_t task = next++; task < tasks; task = next++) work(task);
+        try {
+            for (int64_t task = next++; task < tasks; task = next++) work(task);
+        } catch (...) {
+            const std::lock_guard<std::mutex> held(guard);
+            if (!failure) failure = std::current_exception();
+            next = tasks;
+        }
     };
     std::vector<std::thread> helpers;
-    for (int i = 1; i < threads && i < tasks; ++i) helpers.emplace_back(loop);
+    try {
+        for (int i = 1; i < threads && i < tasks; ++i) helpers.emplace_back(loop);
+    } catch (const std::exception&) {
+        // No more threads or memory: those that are there do the work.
+    }
     loop();
     for (auto& helper : helpers) helper.join();
+    if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace sparseloco

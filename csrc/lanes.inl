@@ -184,15 +184,16 @@ inline void fence() {}
 struct F16 { __m512 v; };
 
 inline F16 load16(const float* p) { return {_mm512_loadu_ps(p)}; }
+// Rows of ragged tiles start anywhere in a window, so nothing is aligned.
 inline F16 load16(const Slot* p) {
-    const __m512 low = _mm512_load_ps(p), high = _mm512_load_ps(p + 8);
+    const __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 8);
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     return {_mm512_permutex2var_ps(low, even, high)};
 }
 inline void store16(float* p, F16 x) { _mm512_storeu_ps(p, x.v); }
 inline void clear16(Slot* p) {
-    _mm512_store_ps(p, _mm512_setzero_ps());
-    _mm512_store_ps(p + 8, _mm512_setzero_ps());
+    _mm512_storeu_ps(p, _mm512_setzero_ps());
+    _mm512_storeu_ps(p + 8, _mm512_setzero_ps());
 }
 inline F8 low(F16 x) { return {_mm512_castps512_ps256(x.v)}; }
 inline F8 high(F16 x) { return {_mm512_extractf32x8_ps(x.v, 1)}; }

@@ -135,6 +135,17 @@ def section_as_bytes(specs: Sequence[PartSpec], section: Section, coding: Coding
     return section.data if section.coding == coding else recode_section(specs, section.data, section.coding, coding)
 
 
+def check_floats(specs: Sequence[PartSpec], section: Packed) -> None:
+    """Refuse what no reader would take: floats of a section that an encoder of ours packed.
+
+    Raises:
+        DivergenceError: as :func:`pack_section` does.
+    """
+    for spec, piece in _cut(specs, _array(section.data), section.coding):
+        if spec.dtype.is_floating_point:
+            _check_finite(torch.from_numpy(piece.copy()).view(spec.dtype), spec)
+
+
 def split_body(
     specs: Mapping[int, tuple[PartSpec, ...]], body: bytes | memoryview, coding: Coding
 ) -> dict[int, Packed]:
@@ -209,9 +220,7 @@ def _pack_part(tensor: Tensor, spec: PartSpec, coding: Coding) -> bytes:
     if not spec.dtype.is_floating_point:
         return pack(tensor, spec.bits).tobytes()
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    wrong = _wrong_floats(flat, spec)
-    if wrong:
-        raise DivergenceError(f"part {spec.name}={wrong} to leave its replica; lower the learning rate")
+    _check_finite(flat, spec)
     return flat.view(_BITS_VIEW[flat.element_size()]).numpy().tobytes()
 
 
@@ -240,6 +249,12 @@ def _as_floats(data: Bytes, spec: PartSpec) -> Tensor:
     if wrong:
         raise WireError(f"part {spec.name}={wrong}; refuse it")
     return tensor
+
+
+def _check_finite(tensor: Tensor, spec: PartSpec) -> None:
+    wrong = _wrong_floats(tensor, spec)
+    if wrong:
+        raise DivergenceError(f"part {spec.name}={wrong} to leave its replica; lower the learning rate")
 
 
 def _wrong_floats(tensor: Tensor, spec: PartSpec) -> str | None:

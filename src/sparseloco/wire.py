@@ -15,7 +15,7 @@ import xxhash
 
 from sparseloco.errors import DivergenceError, WireError
 from sparseloco.reduce import MAX_WEIGHT
-from sparseloco.sections import section_as_bytes, section_bytes, specs_by_block, split_body
+from sparseloco.sections import check_floats, section_as_bytes, section_bytes, specs_by_block, split_body
 from sparseloco.types import Coding, Envelope, Key, PartSpec, Payload
 
 VERSION = 1
@@ -47,7 +47,10 @@ def encode(envelope: Envelope, run_id: bytes = bytes(8), coding: Coding = Coding
     sections: list[bytes | memoryview] = []
     for block, specs in specs_by_block(payload.specs).items():
         try:
-            sections.append(section_as_bytes(specs, payload.sections[block], coding))
+            section = payload.sections[block]
+            if not isinstance(section, dict):
+                check_floats(specs, section)
+            sections.append(section_as_bytes(specs, section, coding))
         except DivergenceError as error:
             where = f"peer {envelope.peer}, round {envelope.key.round}, block {block}"
             raise DivergenceError(f"{where}, {error}") from None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from sparseloco import Algorithm, presets, sgd
+from sparseloco import Algorithm, DivergenceError, presets, sgd
 from sparseloco.kernels import fast, native
 from sparseloco.kernels.plan import Settled
 from sparseloco.merge import Blend
@@ -27,6 +29,7 @@ ALGORITHMS = {
     "delayed": presets.sparseloco(**OURS, delay=1),
     "panels": presets.sparseloco(**OURS, panels=3),
     "momentum": replace(presets.sparseloco(**OURS), outer=Sgd(0.7, momentum=0.9, nesterov=True, weight_decay=0.1)),
+    "one": presets.sparseloco(inner_steps=1, inner=sgd(1.0)),
     "blend": replace(presets.sparseloco(**OURS), merge=Blend(0.25)),
 }
 
@@ -68,6 +71,57 @@ def test_rounds_with_kernels_are_rounds_without(
                 assert torch.equal(value, theirs[entry]), entry
             elif entry != "optimizer":
                 assert value == theirs[entry], entry
+
+
+def one_round(param: torch.Tensor, delta: float) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Two replicas of one parameter, which both move by ``delta``; its values afterwards, and the first one's state."""
+    model = torch.nn.ParameterList([torch.nn.Parameter(param)])
+    cohort = Cohort(model, presets.sparseloco(inner_steps=1, inner=sgd(1.0)), num_replicas=2)
+    for peer in range(2):
+        with cohort.turn(peer):
+            model[0].grad = torch.full_like(model[0], -delta) * (peer + 1)
+            cohort.advance(peer)
+    cohort.settle()
+    with cohort.turn(0) as replica:
+        return model[0].detach().clone(), replica.shared_state() | replica.private_state()
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [*range(65, 128), 17, 33, 81, 100])
+def test_every_right_edge(width: int, dtype: torch.dtype) -> None:
+    """Rows of ragged tiles start at any place of a window."""
+    param = torch.randn(70, width, generator=torch.Generator().manual_seed(width)).to(dtype)
+    mine, state = one_round(param.clone(), 0.25)
+    with native.definition_only():
+        theirs, expected = one_round(param.clone(), 0.25)
+    assert torch.equal(mine, theirs)
+    assert all(torch.equal(v, expected[n]) for n, v in state.items() if n.startswith(("anchor/", "residual/")))
+
+
+@needs_native
+@pytest.mark.parametrize("view", [lambda t: t[:, :128], lambda t: t.T, lambda t: t[:, ::2], lambda t: t[5:, 3:]])
+def test_parameters_that_are_views(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """What is no plain matrix in memory is encoded where it lies or left to the definition, and settled too."""
+    whole = torch.randn(128, 160, generator=torch.Generator().manual_seed(0))
+    mine, _ = one_round(view(whole.clone()), 0.25)
+    with native.definition_only():
+        theirs, _ = one_round(view(whole.clone()), 0.25)
+    assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_a_scale_that_is_too_large_does_not_leave_its_replica(off: bool) -> None:
+    with native.definition_only() if off else contextlib.nullcontext():
+        cohort = Cohort(torch.nn.ParameterList([torch.nn.Parameter(torch.full((64, 64), -9e36))]), ALGORITHMS["one"], 2)
+        with cohort.turn(0):
+            cohort.model[0].data.fill_(9e36)
+            cohort.model[0].grad = torch.zeros(64, 64)
+            with pytest.raises(
+                DivergenceError,
+                match=r"^peer 0, round 0, block 0, part scale=not finite: must be finite \(below 1e\+37\)",
+            ):
+                cohort.advance(0)
 
 
 @needs_native

@@ -47,7 +47,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command(
     "bench",
-    epilog="Example: sparseloco bench --quick --plot bench.png",
+    epilog="Example: sparseloco bench --plot bench.png",
 )
 @command
 def bench(

@@ -73,8 +73,7 @@ def _jobs(
     """Jobs of one tensor by block; None if it must be left to the definition."""
     span = codec.state.spans[number]
     blocks = _blocks(codec, number, live, [codec.state.anchor[j] for j in span], ())
-    # A snapshot of a strided tensor need not have its strides.
-    if blocks is None or (snapshot is not None and not (live.is_contiguous() and snapshot.is_contiguous())):
+    if blocks is None or not live.is_contiguous() or (snapshot is not None and not snapshot.is_contiguous()):
         return None
     jobs: dict[int, native_settle.SettleJob] = {}
     for j, block in zip(span, blocks, strict=True):

@@ -82,7 +82,7 @@ def _codec(channel: Channel, state: ChannelState) -> Codec | None:
     top_k = channel.compressor
     if not isinstance(top_k, TopK) or not isinstance(top_k.values, SignTwoLevel):
         return None
-    if not native.built():
+    if not native.built() and not native.is_off() and any(block.device.type == "cpu" for block in state.anchor):
         _say_once_what_is_missing()
     return Codec(channel, state, top_k, top_k.values)
 
