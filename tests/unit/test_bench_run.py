@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -233,3 +236,21 @@ def test_plot_has_a_line_per_variant(name: str, tmp_path: Path) -> None:
         text = written.decode()
         for word in ("sparseloco", "plain PyTorch", "memory limit", "definition in torch", "256"):
             assert word in text
+
+
+def test_an_interruption_ends_the_process_that_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    original = subprocess.Popen
+
+    def popen(*_: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        endless = "import json, time\nprint(json.dumps({'step': 'one'}), flush=True)\ntime.sleep(600)"
+        started.append(original([sys.executable, "-c", endless], **kwargs))
+        return started[0]
+
+    def interrupted(what: str, count: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_child({"job": "bits"}, {}, interrupted)
+    assert started[0].returncode == -signal.SIGTERM

@@ -96,13 +96,17 @@ def run_child(arguments: Mapping[str, Any], environment: Mapping[str, str], step
     ) as process:
         assert process.stdout is not None
         count, result = 0, None
-        for line in process.stdout:
-            said = json.loads(line)
-            if "result" in said:
-                result = said["result"]
-            else:
-                count += 1
-                step(said["step"], count)
+        try:
+            for line in process.stdout:
+                said = json.loads(line)
+                if "result" in said:
+                    result = said["result"]
+                else:
+                    count += 1
+                    step(said["step"], count)
+        except BaseException:
+            process.terminate()  # an interruption may have reached this process alone
+            raise
     if process.returncode != 0 or result is None:
         raise SparseLocoError(
             f"bench process={process.returncode}: must end with 0, and did {arguments['job']}; "
