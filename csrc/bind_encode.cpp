@@ -13,47 +13,9 @@ namespace {
 // Anchor [N, C], live parameter, residual [N, C] or None, geometry, kept values per chunk, section.
 using PyJob = std::tuple<Array, Array, std::optional<Array>, std::vector<int64_t>, int64_t, std::optional<Array>>;
 
-void require(bool holds, const std::string& message) {
-    if (!holds) throw nb::value_error(message.c_str());
-}
-
-bool contiguous(const Array& a) {
-    int64_t expected = 1;
-    for (size_t d = a.ndim(); d-- > 0;) {
-        if (a.shape(d) != 1 && a.stride(d) != expected) return false;
-        expected *= int64_t(a.shape(d));
-    }
-    return true;
-}
-
 bool is_chunks(const Array& a, int64_t chunks, int64_t chunk) {
     const bool shaped = a.ndim() == 2 && int64_t(a.shape(0)) == chunks && int64_t(a.shape(1)) == chunk;
     return shaped && is_float32(a) && contiguous(a);
-}
-
-// Items from the first to behind the last one of an array with positive strides.
-int64_t extent(const Array& a) {
-    int64_t last = 0;
-    for (size_t d = 0; d < a.ndim(); ++d) {
-        if (a.shape(d) == 0) return 0;
-        require(a.stride(d) >= 0, "live=negative stride: must have positive strides; make the tensor contiguous");
-        last += (int64_t(a.shape(d)) - 1) * a.stride(d);
-    }
-    return last + 1;
-}
-
-// Whether all chunks lie in `extent` items; a chunk has at most kLargestChunk values.
-bool inside(const Geometry& g, int64_t extent) {
-    const int64_t numbers[] = {g.first_row,  g.panels,    g.panel_height, g.row_offset,
-                               g.col_offset, g.grid_rows, g.grid_cols,    g.row_stride};
-    for (const int64_t number : numbers)
-        if (number < 0 || number > extent) return false;
-    // An extent is below 2^47 in any memory, so 128 bits hold all products of three.
-    if (__int128(g.panels) * g.grid_rows * g.grid_cols > extent) return false;
-    if (g.chunks() == 0) return true;
-    const __int128 row = __int128(g.first_row) + __int128(g.panels - 1) * g.panel_height + g.row_offset +
-                         __int128(g.grid_rows) * g.rows - 1;
-    return row * g.row_stride + g.col_offset + __int128(g.grid_cols) * g.cols <= extent;
 }
 
 bool is_chunk(const Geometry& g) {

@@ -5,11 +5,6 @@ namespace sparseloco {
 
 namespace {
 
-nb::object fault_of(const Fault& fault) {
-    if (!fault.code) return nb::none();
-    return nb::make_tuple(fault.code, fault.at);
-}
-
 // The first fault of sections given as (bytes, N, K, C), as (section, code, at); None if there is none.
 nb::object check_sections_of(const nb::list& items, int coding, bool values, int threads) {
     std::vector<Bytes> held;
@@ -32,16 +27,9 @@ nb::object check_sections_of(const nb::list& items, int coding, bool values, int
     return nb::make_tuple(found.section, found.fault.code, found.fault.at);
 }
 
-nb::object index_bytes_of(const Bytes& data, int64_t n, int64_t k, int64_t c, int coding) {
-    int64_t size = 0;
-    const Fault fault = index_bytes(data_of(data), int64_t(data.size()), gap_shape(n, k, c), coding_of(coding), &size);
-    if (fault.code) return fault_of(fault);
-    return nb::int_(size);
-}
-
-Section opened(const Bytes& data, const GapShape& shape, int coding, bool values) {
+Section opened(const Bytes& data, const GapShape& shape, int coding) {
     Section section;
-    const Fault fault = open_section(data_of(data), int64_t(data.size()), shape, coding_of(coding), values, &section);
+    const Fault fault = open_section(data_of(data), int64_t(data.size()), shape, coding_of(coding), false, &section);
     if (fault.code) throw nb::value_error("section: must be checked before it is decoded; call check_sections");
     return section;
 }
@@ -55,26 +43,13 @@ bool is_wide(const Array& index, const GapShape& shape) {
     return wide;
 }
 
-void unpack_index_into(const Bytes& data, int64_t n, int64_t k, int64_t c, int coding, bool values, const Array& index,
+void unpack_index_into(const Bytes& data, int64_t n, int64_t k, int64_t c, int coding, const Array& index,
                        int threads) {
     const GapShape shape = gap_shape(n, k, c);
-    const Section section = opened(data, shape, coding, values);
+    const Section section = opened(data, shape, coding);
     const bool wide = is_wide(index, shape);
     nb::gil_scoped_release release;
     unpack_index(section, wide, index.data(), threads);
-}
-
-void unpack_values_into(const Bytes& data, int64_t n, int64_t k, int64_t c, int coding, const Array& codes,
-                        const Array& scales, int threads) {
-    const GapShape shape = gap_shape(n, k, c);
-    const Section section = opened(data, shape, coding, true);
-    if (codes.dtype() != nb::dtype<uint8_t>() || int64_t(codes.size()) != n * k || !contiguous(codes))
-        throw nb::value_error("codes: must be contiguous uint8 [N, K]");
-    if (!is_bf16(scales) || int64_t(scales.size()) != n || !contiguous(scales))
-        throw nb::value_error("scales: must be contiguous bfloat16 [N, 1]");
-    nb::gil_scoped_release release;
-    unpack_codes(section, static_cast<uint8_t*>(codes.data()), threads);
-    if (n) std::memcpy(scales.data(), section.scale, size_t(2 * n));
 }
 
 nb::bytes bytes_of(const uint8_t* data, int64_t size) { return nb::bytes(data, size_t(size)); }
@@ -108,7 +83,7 @@ nb::object pack_index(const Array& index, int64_t n, int64_t k, int64_t c, int c
 }
 
 nb::bytes recode_index(const Bytes& data, int64_t n, int64_t k, int64_t c, int coding) {
-    return recoded(opened(data, gap_shape(n, k, c), coding, false));
+    return recoded(opened(data, gap_shape(n, k, c), coding));
 }
 
 }  // namespace
@@ -116,12 +91,8 @@ nb::bytes recode_index(const Bytes& data, int64_t n, int64_t k, int64_t c, int c
 void bind_gaps(nb::module_& m) {
     m.def("check_sections", check_sections_of, nb::arg("sections"), nb::arg("coding"), nb::arg("values"),
           nb::arg("threads"), "First fault of [(bytes, N, K, C)], as (section, code, at), or None.");
-    m.def("index_bytes", index_bytes_of, nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("c"), nb::arg("coding"),
-          "Size of the index part that bytes begin with, or its fault as (code, at).");
     m.def("unpack_index", unpack_index_into, nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("c"),
-          nb::arg("coding"), nb::arg("values"), nb::arg("index"), nb::arg("threads"), "Positions into [N, K].");
-    m.def("unpack_values", unpack_values_into, nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("c"),
-          nb::arg("coding"), nb::arg("codes"), nb::arg("scales"), nb::arg("threads"), "Codes and scales of a section.");
+          nb::arg("coding"), nb::arg("index"), nb::arg("threads"), "Positions into [N, K].");
     m.def("pack_index", pack_index, nb::arg("index"), nb::arg("n"), nb::arg("k"), nb::arg("c"), nb::arg("coding"),
           nb::arg("threads"), "Bytes of positions, or the first chunk whose positions do not ascend below C.");
     m.def("recode_index", recode_index, nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("c"), nb::arg("coding"),

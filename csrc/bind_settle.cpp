@@ -15,20 +15,6 @@ struct Held {
     std::vector<SettleJob> jobs;
 };
 
-bool inside(const Geometry& g, int64_t size) {
-    constexpr int64_t kMost = int64_t(1) << 40;
-    const int64_t numbers[] = {g.first_row, g.panels, g.panel_height, g.row_offset, g.col_offset,
-                               g.grid_rows, g.grid_cols, g.rows, g.cols, g.row_stride};
-    for (const int64_t number : numbers)
-        if (number < 0 || number > kMost) return false;
-    if (g.panels < 1 || g.grid_rows < 1 || g.grid_cols < 1 || g.rows < 1 || g.cols < 1) return false;
-    // In floating point, where nothing wraps; sizes are far below 2^53.
-    const double rows = double(g.first_row) + double(g.panels - 1) * double(g.panel_height) + double(g.row_offset) +
-                        double(g.grid_rows) * double(g.rows);
-    const double cols = double(g.col_offset) + double(g.grid_cols) * double(g.cols);
-    return (rows - 1) * double(g.row_stride) + cols <= double(size);
-}
-
 float* floats_of(const Array& a, const GapShape& shape, const char* name) {
     if (!is_float32(a) || int64_t(a.size()) != shape.chunks * shape.chunk || !contiguous(a))
         throw nb::value_error((std::string(name) + ": must be contiguous float32 [N, C]").c_str());
@@ -36,11 +22,18 @@ float* floats_of(const Array& a, const GapShape& shape, const char* name) {
 }
 
 void check_live(const Array& live, const Geometry& where, const GapShape& shape) {
-    if ((!is_float32(live) && !is_bf16(live)) || !contiguous(live))
-        throw nb::value_error("live: must be contiguous float32 or bfloat16");
-    if (!inside(where, int64_t(live.size())) || where.chunks() != shape.chunks ||
-        where.rows * where.cols != shape.chunk)
-        throw nb::value_error("geometry: must lie inside the live tensor and have the chunks of the anchor");
+    require(is_float32(live) || is_bf16(live), "live: must be float32 or bfloat16");
+    require(where.rows >= 1 && where.cols >= 1 && where.rows <= shape.chunk && where.cols <= shape.chunk &&
+                where.rows * where.cols == shape.chunk && inside(where, extent(live)) &&
+                where.chunks() == shape.chunks,
+            "geometry: must lie inside the live tensor and have the chunks of the anchor");
+}
+
+bool same_layout(const Array& a, const Array& b) {
+    if (a.dtype() != b.dtype() || a.ndim() != b.ndim()) return false;
+    for (size_t d = 0; d < a.ndim(); ++d)
+        if (a.shape(d) != b.shape(d) || (a.shape(d) > 1 && a.stride(d) != b.stride(d))) return false;
+    return true;
 }
 
 // (anchor, live, geometry, K, velocity or None, snapshot or None, [section bytes])
@@ -61,8 +54,7 @@ void add_job(Held& held, const nb::tuple& item, const std::vector<int>& codings,
     if (!item[4].is_none()) job.velocity = floats_of(array(4), job.shape, "velocity");
     if (!item[5].is_none()) {
         const Array snapshot = array(5);
-        if (snapshot.dtype() != live.dtype() || snapshot.size() != live.size() || !contiguous(snapshot))
-            throw nb::value_error("snapshot: must have the type and shape of live");
+        require(same_layout(snapshot, live), "snapshot: must have the type, shape and strides of live");
         job.snapshot = snapshot.data();
     } else if (merge == Merge::CARRY) {
         throw nb::value_error("snapshot: must be given to carry progress");

@@ -10,15 +10,6 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 
 inline const uint8_t* data_of(const Bytes& bytes) { return static_cast<const uint8_t*>(bytes.data()); }
 
-inline bool contiguous(const Array& a) {
-    int64_t stride = 1;
-    for (size_t i = a.ndim(); i-- > 0;) {
-        if (a.shape(i) > 1 && a.stride(i) != stride) return false;
-        stride *= int64_t(a.shape(i));
-    }
-    return true;
-}
-
 inline Coding coding_of(int coding) {
     if (coding != 0 && coding != 1) throw nb::value_error("coding: must be 0 (fixed) or 1 (compact)");
     return Coding(coding);

@@ -59,8 +59,7 @@ int64_t pack_group(const void* index, bool wide, const GapShape& shape, int64_t 
     return -1;
 }
 
-}  // namespace
-
+// Size of the positions that bytes begin with, from lengths alone.
 Fault index_bytes(const uint8_t* data, int64_t bytes, const GapShape& shape, Coding coding, int64_t* size) {
     *size = shape.fixed_bytes();
     if (coding == Coding::FIXED) return {};
@@ -73,6 +72,8 @@ Fault index_bytes(const uint8_t* data, int64_t bytes, const GapShape& shape, Cod
     }
     return {};
 }
+
+}  // namespace
 
 Fault open_section(const uint8_t* data, int64_t bytes, const GapShape& shape, Coding coding, bool values,
                    Section* out) {
@@ -119,14 +120,6 @@ void unpack_index(const Section& section, bool wide, void* index, int threads) {
     add_tasks(&tasks, 0, section.shape);
     parallel_for(int64_t(tasks.size()), threads, [&](int64_t i) {
         kernels().gaps.unpack(section, tasks[size_t(i)].first, tasks[size_t(i)].last, wide, index);
-    });
-}
-
-void unpack_codes(const Section& section, uint8_t* codes, int threads) {
-    std::vector<Task> tasks;
-    add_tasks(&tasks, 0, section.shape);
-    parallel_for(int64_t(tasks.size()), threads, [&](int64_t i) {
-        kernels().gaps.unpack_codes(section, tasks[size_t(i)].first, tasks[size_t(i)].last, codes);
     });
 }
 

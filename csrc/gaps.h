@@ -85,12 +85,7 @@ struct GapKernels {
     Fault (*check)(const Section& section, int64_t first, int64_t last);
     // Positions of groups [first, last) as int16 or int32 [N, K].
     void (*unpack)(const Section& section, int64_t first, int64_t last, bool wide, void* index);
-    // 2-bit codes of groups [first, last) as bytes [N, K].
-    void (*unpack_codes)(const Section& section, int64_t first, int64_t last, uint8_t* codes);
 };
-
-// Size of the positions that bytes begin with, from lengths alone.
-Fault index_bytes(const uint8_t* data, int64_t bytes, const GapShape& shape, Coding coding, int64_t* size);
 
 // Finds the streams. `values`: 2-bit codes and bfloat16 scales follow the positions, else nothing does.
 Fault open_section(const uint8_t* data, int64_t bytes, const GapShape& shape, Coding coding, bool values, Section* out);
@@ -103,7 +98,6 @@ struct Checked {
 Checked check_sections(const Section* sections, int64_t count, int threads);
 
 void unpack_index(const Section& section, bool wide, void* index, int threads);
-void unpack_codes(const Section& section, uint8_t* codes, int threads);
 
 // Fixed coding of positions [N, K] into zeroed bytes. Returns the first chunk whose positions do not ascend below C,
 // or -1.

@@ -262,11 +262,4 @@ inline void unpack_gaps(const Section& section, int64_t first, int64_t last, boo
     unpack_as(section, first, last, static_cast<uint16_t*>(index));
 }
 
-inline void unpack_codes(const Section& section, int64_t first, int64_t last, uint8_t* codes) {
-    const GapShape& s = section.shape;
-    const int64_t stop = (last < s.groups() ? last * s.per_group : s.chunks) * s.kept;
-    for (int64_t i = first * s.per_group * s.kept; i < stop; ++i)
-        codes[i] = uint8_t(section.code[i >> 2] >> (2 * (i & 3)) & 3);
-}
-
 }  // namespace sparseloco::ISA_NAMESPACE

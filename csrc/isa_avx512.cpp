@@ -11,7 +11,7 @@ namespace sparseloco {
 const Kernels avx512_kernels = {
     "avx512",
     {avx512::max_magnitude, avx512::ef_pass, avx512::encode},
-    {avx512::check_gaps, avx512::unpack_gaps, avx512::unpack_codes},
+    {avx512::check_gaps, avx512::unpack_gaps},
     {avx512::settle, avx512::apply},
     {avx512::digest_row},
 };

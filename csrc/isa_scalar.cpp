@@ -6,7 +6,7 @@ namespace sparseloco {
 const Kernels scalar_kernels = {
     "scalar",
     {scalar::max_magnitude, scalar::ef_pass, scalar::encode},
-    {scalar::check_gaps, scalar::unpack_gaps, scalar::unpack_codes},
+    {scalar::check_gaps, scalar::unpack_gaps},
     {scalar::settle, scalar::apply},
     {scalar::digest_row},
 };

@@ -11,30 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparseloco.kernels import native_settle
+from sparseloco.kernels import native
 from sparseloco.kernels.geometry import TileGeometry
 from sparseloco.layout import BlockShape, Layout, Tiles
-from sparseloco.types import Parts
+from sparseloco.types import Coding, Parts
 
-FIXED, COMPACT = 0, 1
+FIXED, COMPACT = Coding
 SETS = ("scalar", "avx2", "avx512")
 
-needs_native = pytest.mark.skipif(
-    native_settle.load() is None, reason="the native kernels are not built; run tools/native.sh"
-)
+needs_native = pytest.mark.skipif(not native.built(), reason="the native kernels are not built; run tools/native.sh")
 
 
 def use(instruction_set: str) -> None:
     """Choose an instruction set for the rest of the test."""
-    native = native_settle.load()
-    assert native is not None
-    if not native.select(instruction_set):
+    if not native.use(instruction_set):
         pytest.skip(f"this processor has no {instruction_set}")
 
 
 def available_sets() -> list[str]:
-    native = native_settle.load()
-    return [] if native is None else [name for name in SETS if native.select(name)]
+    return [name for name in SETS if native.built() and native.use(name)]
 
 
 # -- the format ------------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from sparseloco.kernels import fast, native
 from sparseloco.kernels.plan import Settled
 from sparseloco.merge import Blend
 from sparseloco.outer import Sgd
+from sparseloco.replica import Replica
 from sparseloco.sections import PackedSection
 from sparseloco.simulate import Cohort
+from sparseloco.transport import Loopback, advance, settle
 from tests import toy
 
 needs_native = pytest.mark.skipif(not native.built(), reason="the native kernels are not built here")
@@ -73,17 +75,34 @@ def test_rounds_with_kernels_are_rounds_without(
                 assert value == theirs[entry], entry
 
 
-def one_round(param: torch.Tensor, delta: float) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Two replicas of one parameter, which both move by ``delta``; its values afterwards, and the first one's state."""
-    model = torch.nn.ParameterList([torch.nn.Parameter(param)])
-    cohort = Cohort(model, presets.sparseloco(inner_steps=1, inner=sgd(1.0)), num_replicas=2)
-    for peer in range(2):
-        with cohort.turn(peer):
-            model[0].grad = torch.full_like(model[0], -delta) * (peer + 1)
-            cohort.advance(peer)
-    cohort.settle()
-    with cohort.turn(0) as replica:
-        return model[0].detach().clone(), replica.shared_state() | replica.private_state()
+def spy_on_settle(monkeypatch: pytest.MonkeyPatch) -> list[Settled]:
+    """What kernels settle from now on."""
+    settled: list[Settled] = []
+    original = fast.settle_
+
+    def spy(*args: Any, **kwargs: Any) -> Settled:
+        settled.append(original(*args, **kwargs))
+        return settled[-1]
+
+    monkeypatch.setattr(fast, "settle_", spy)
+    return settled
+
+
+def one_round(*params: torch.Tensor, delta: float = 0.25) -> tuple[torch.Tensor, dict[str, Any]]:
+    """One replica per parameter; they move by ``delta``, twice that and so on. The first one's values and state."""
+    transport = Loopback(len(params))
+    replicas = [
+        Replica(torch.nn.ParameterList([torch.nn.Parameter(param)]), ALGORITHMS["one"], peer=peer)
+        for peer, param in enumerate(params)
+    ]
+    for replica in replicas:
+        transport.connect(replica)
+    for peer, (param, replica) in enumerate(zip(params, replicas, strict=True)):
+        replica.params["0"].grad = torch.full_like(param, -delta) * (peer + 1)
+        advance(replica, transport)
+    for replica in replicas:
+        settle(replica, transport)
+    return params[0].detach().clone(), replicas[0].shared_state() | replicas[0].private_state()
 
 
 @needs_native
@@ -92,22 +111,29 @@ def one_round(param: torch.Tensor, delta: float) -> tuple[torch.Tensor, dict[str
 def test_every_right_edge(width: int, dtype: torch.dtype) -> None:
     """Rows of ragged tiles start at any place of a window."""
     param = torch.randn(70, width, generator=torch.Generator().manual_seed(width)).to(dtype)
-    mine, state = one_round(param.clone(), 0.25)
+    mine, state = one_round(param.clone(), param.clone())
     with native.definition_only():
-        theirs, expected = one_round(param.clone(), 0.25)
+        theirs, expected = one_round(param.clone(), param.clone())
     assert torch.equal(mine, theirs)
     assert all(torch.equal(v, expected[n]) for n, v in state.items() if n.startswith(("anchor/", "residual/")))
 
 
 @needs_native
-@pytest.mark.parametrize("view", [lambda t: t[:, :128], lambda t: t.T, lambda t: t[:, ::2], lambda t: t[5:, 3:]])
-def test_parameters_that_are_views(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """What is no plain matrix in memory is encoded where it lies or left to the definition, and settled too."""
+@pytest.mark.parametrize(
+    ("view", "taken"),
+    [(lambda t: t[:, :128], True), (lambda t: t[5:, 3:], True), (lambda t: t.T, False), (lambda t: t[:, ::2], False)],
+)
+def test_parameters_that_are_views(
+    view: Callable[[torch.Tensor], torch.Tensor], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with gaps between them are encoded and settled where they lie; what is no such matrix, by the definition."""
     whole = torch.randn(128, 160, generator=torch.Generator().manual_seed(0))
-    mine, _ = one_round(view(whole.clone()), 0.25)
     with native.definition_only():
-        theirs, _ = one_round(view(whole.clone()), 0.25)
+        theirs, _ = one_round(view(whole.clone()), view(whole.clone()))
+    settled = spy_on_settle(monkeypatch)
+    mine, _ = one_round(view(whole.clone()), view(whole.clone()))
     assert torch.equal(mine, theirs)
+    assert [done.tensors == {0} for done in settled] == [taken] * 2
 
 
 @pytest.mark.parametrize("off", [False, True])
@@ -126,14 +152,7 @@ def test_a_scale_that_is_too_large_does_not_leave_its_replica(off: bool) -> None
 
 @needs_native
 def test_the_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    settled: list[Settled] = []
-    original = fast.settle_
-
-    def spy(*args: Any, **kwargs: Any) -> Settled:
-        settled.append(original(*args, **kwargs))
-        return settled[-1]
-
-    monkeypatch.setattr(fast, "settle_", spy)
+    settled = spy_on_settle(monkeypatch)
     cohort = Cohort(toy.net(), ALGORITHMS["default"], num_replicas=2)
     for step in range(2):
         for peer in range(2):

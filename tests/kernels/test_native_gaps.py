@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparseloco.compress.base import index_dtype
 from sparseloco.compress.topk import TopK
+from sparseloco.compress.values import SignTwoLevel
 from sparseloco.kernels.native_settle import (
     SectionBytes,
     find_fault,
-    index_bytes,
     pack_gaps,
     recode_gaps,
     unpack_gaps,
-    unpack_section,
 )
+from sparseloco.sections import unpack_section
+from sparseloco.types import Coding, Parts, PartSpec
 from tests.contracts.cases import heavy_tailed
 from tests.kernels.reference import (
     COMPACT,
@@ -63,11 +65,18 @@ def position_sets(chunks: int, kept: int, chunk_size: int) -> list[list[list[int
     ]
 
 
+def parts_of(section: SectionBytes, coding: Coding) -> Parts:
+    """What the definition makes of a section."""
+    shape = (section.chunks, section.kept)
+    index = PartSpec("index", shape, index_dtype(section.chunk_size), 0, chunk_size=section.chunk_size)
+    return unpack_section((index, *SignTwoLevel().specs(*shape)), section.data, coding)
+
+
 @any_set
 @any_coding
 @any_shape
 def test_bytes_are_those_of_the_format_and_come_back(
-    instruction_set: str, coding: int, chunks: int, kept: int, chunk_size: int
+    instruction_set: str, coding: Coding, chunks: int, kept: int, chunk_size: int
 ) -> None:
     use(instruction_set)
     for rows in position_sets(chunks, kept, chunk_size):
@@ -78,8 +87,7 @@ def test_bytes_are_those_of_the_format_and_come_back(
             assert pack_gaps(index, chunk_size, coding, threads=threads) == data
             assert torch.equal(unpack_gaps(part, coding, threads=threads), index)
             assert find_fault([part], coding, values=False, threads=threads) is None
-        assert recode_gaps(part, coding) == encode_index(rows, chunk_size, 1 - coding)
-        assert index_bytes(data + b"more", chunks, kept, chunk_size, coding) == len(data)
+        assert recode_gaps(part, coding) == encode_index(rows, chunk_size, Coding(1 - coding))
 
 
 def test_the_widths_of_the_format() -> None:
@@ -91,22 +99,20 @@ def test_the_widths_of_the_format() -> None:
 @pytest.mark.parametrize(
     ("rows", "cols", "k"), [(1, 64, 1), (5, 384, 6), (40, 4096, 64), (3, 40_000, 77), (9, 512, 512)]
 )
-def test_parts_of_a_section_come_back(instruction_set: str, coding: int, rows: int, cols: int, k: int) -> None:
+def test_whole_sections_are_accepted(instruction_set: str, coding: Coding, rows: int, cols: int, k: int) -> None:
     use(instruction_set)
     parts = TopK(k=k, chunk_size=cols).encode(heavy_tailed((rows, cols), 3), {}, key=0)
     section = SectionBytes(encode_section(parts, cols, coding), rows, k, cols)
     assert find_fault([section], coding) is None
-    for threads in (1, 3):
-        got = unpack_section(section, coding, threads=threads)
-        assert got.keys() == parts.keys()
-        for name, part in parts.items():
-            assert got[name].dtype == part.dtype, name
-            assert torch.equal(got[name], part), name
+    got = parts_of(section, coding)
+    assert got.keys() == parts.keys()
+    for name, part in parts.items():
+        assert torch.equal(got[name], part), name
 
 
 @any_coding
 @pytest.mark.parametrize("rows", [[[1, 1]], [[2, 1]], [[-1, 0]], [[0, 8]], [[0, 1], [3, 3]]])
-def test_positions_that_do_not_ascend_are_refused(coding: int, rows: list[list[int]]) -> None:
+def test_positions_that_do_not_ascend_are_refused(coding: Coding, rows: list[list[int]]) -> None:
     chunk = len(rows) - 1
     text = f"^positions of chunk {chunk}=not a set: must ascend below 8; sort them$"
     with pytest.raises(ValueError, match=text):
@@ -116,14 +122,14 @@ def test_positions_that_do_not_ascend_are_refused(coding: int, rows: list[list[i
 # -- bytes from outside ----------------------------------------------------------------------------------------------
 
 
-def sample(coding: int, rows: int = 21, k: int = 9, cols: int = 100) -> SectionBytes:
+def sample(coding: Coding, rows: int = 21, k: int = 9, cols: int = 100) -> SectionBytes:
     parts = TopK(k=k, chunk_size=cols).encode(heavy_tailed((rows, cols), 5), {}, key=0)
     return SectionBytes(encode_section(parts, cols, coding), rows, k, cols)
 
 
 @any_set
 @any_coding
-def test_a_flipped_bit_is_refused_or_another_section(instruction_set: str, coding: int) -> None:
+def test_a_flipped_bit_is_refused_or_another_section(instruction_set: str, coding: Coding) -> None:
     """What passes must be canonical: its parts encode to the very bytes, and its values are sane."""
     use(instruction_set)
     section = sample(coding)
@@ -135,7 +141,7 @@ def test_a_flipped_bit_is_refused_or_another_section(instruction_set: str, codin
         if find_fault([changed], coding) is not None:
             continue
         passed += 1
-        parts = unpack_section(changed, coding)
+        parts = parts_of(changed, coding)
         index, scale = parts["index"].int(), parts["scale"].float()
         assert bool((index.diff(dim=1) > 0).all())
         assert bool(((index >= 0) & (index < 100)).all())
@@ -148,7 +154,7 @@ def test_a_flipped_bit_is_refused_or_another_section(instruction_set: str, codin
 
 @any_set
 @any_coding
-def test_every_truncation_is_refused(instruction_set: str, coding: int) -> None:
+def test_every_truncation_is_refused(instruction_set: str, coding: Coding) -> None:
     use(instruction_set)
     section = sample(coding)
     for length in range(len(section.data)):
@@ -158,7 +164,7 @@ def test_every_truncation_is_refused(instruction_set: str, coding: int) -> None:
 
 @any_set
 @any_coding
-def test_random_bytes_are_refused_or_canonical(instruction_set: str, coding: int) -> None:
+def test_random_bytes_are_refused_or_canonical(instruction_set: str, coding: Coding) -> None:
     use(instruction_set)
     generator = torch.Generator().manual_seed(coding)
     for case in range(300):
@@ -168,13 +174,7 @@ def test_random_bytes_are_refused_or_canonical(instruction_set: str, coding: int
         data = bytes(torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8).tolist())
         section = SectionBytes(data, chunks, kept, chunk_size)
         if find_fault([section], coding) is None:
-            assert encode_section(unpack_section(section, coding), chunk_size, coding) == data
-
-
-def positions_end(section: SectionBytes, coding: int) -> int:
-    size = index_bytes(section.data, section.chunks, section.kept, section.chunk_size, coding)
-    assert isinstance(size, int)
-    return size
+            assert encode_section(parts_of(section, coding), chunk_size, coding) == data
 
 
 def broken(section: SectionBytes, at: int, byte: int) -> SectionBytes:

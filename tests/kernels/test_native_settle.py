@@ -334,12 +334,13 @@ def test_what_does_not_fit_is_refused() -> None:
     outside = job.geometry._replace(col_offset=1)
     for text, bad_job, bad_plan in [
         ("anchor: must be contiguous float32", job._replace(anchor=job.anchor.double()), plan),
-        ("live: must be contiguous float32 or bfloat16", job._replace(live=job.live.half()), plan),
+        ("live: must be float32 or bfloat16", job._replace(live=job.live.half()), plan),
         ("geometry: must lie inside the live tensor", job._replace(geometry=outside), plan),
         ("velocity: must be given with momentum", job._replace(velocity=job.anchor.clone()), plan),
         ("velocity: must be given with momentum", job, plan._replace(momentum=0.9)),
         ("snapshot: must be given to carry", job, plan._replace(merge="carry")),
-        ("snapshot: must have the type and shape of live", job._replace(snapshot=job.live.bfloat16()), plan),
+        ("snapshot: must have the type, shape and strides", job._replace(snapshot=job.live.bfloat16()), plan),
+        ("snapshot: must have the type, shape and strides", job._replace(snapshot=job.live.flatten()), plan),
         ("sections: must be one per peer", job._replace(sections=[]), plan),
         ("section: must be checked before it is settled", job._replace(sections=[job.sections[0][:-1]]), plan),
         ("codings: must be one per peer", job, plan._replace(codings=[])),

@@ -61,26 +61,18 @@ def ratios(times: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     Args:
         times: By operation and variant, from one process.
     """
-    decodes = [name for name in times if name.startswith("decode_")]
-    found: dict[str, Any] = {
-        f"{name.replace('decode', 'decode_speedup') if name in decodes else 'encode_speedup'}": _ratio(
-            times[name], grid.PLAIN, grid.FAST
-        )
-        for name in ("encode", *decodes)
-    }
-    found |= {
-        f"{name.replace('decode', 'decode_over_limit') if name in decodes else 'encode_over_limit'}": _ratio(
-            times[name], grid.FAST, grid.LIMIT
-        )
-        for name in ("encode", *decodes)
-    }
-    found |= {
-        f"{name.replace('decode', 'decode_speedup') if name in decodes else 'encode_speedup'}_lean": _ratio(
-            times[name], grid.LEAN, grid.FAST
-        )
-        for name in ("encode", *decodes)
-    }
-    found["plain_over_limit"] = {name: _ratio(times[name], grid.PLAIN, grid.LIMIT) for name in ("encode", *decodes)}
+    operations = ["encode", *(name for name in times if name.startswith("decode_"))]
+    found: dict[str, Any] = {}
+    for what, above, below, ending in (
+        ("speedup", grid.PLAIN, grid.FAST, ""),
+        ("over_limit", grid.FAST, grid.LIMIT, ""),
+        ("speedup", grid.LEAN, grid.FAST, "_lean"),
+    ):
+        for name in operations:
+            verb, _, peers = name.partition("_")
+            key = "_".join(filter(None, (verb, what, peers)))
+            found[key + ending] = _ratio(times[name], above, below)
+    found["plain_over_limit"] = {name: _ratio(times[name], grid.PLAIN, grid.LIMIT) for name in operations}
     return found
 
 

@@ -11,7 +11,7 @@ from sparseloco.compress.base import kept_per_chunk
 from sparseloco.kernels import native, triton_blocks
 from sparseloco.kernels.geometry import TileGeometry, tensor_geometry
 from sparseloco.kernels.plan import Codec, Round, Settled
-from sparseloco.types import LARGEST, Envelope, Parts, Section, Source
+from sparseloco.types import LARGEST, Parts, Section, Source
 
 
 def is_sane(tensor: Tensor) -> bool:
@@ -42,56 +42,44 @@ def encode(codec: Codec, sources: Sequence[Source], *, decay: float) -> dict[int
     return sections
 
 
-def settle_(
-    codec: Codec,
-    rule: Round,
-    inbox: Sequence[Envelope],
-    live: Sequence[Tensor],
-    snapshot: Sequence[Tensor] | None,
-) -> Settled:
+def settle_(codec: Codec, round_: Round) -> Settled:
     """Reduce, step and merge the tensors that the kernels take."""
     done: set[int] = set()
     square, failed = 0.0, None
-    for i, (tensor, span) in enumerate(zip(live, codec.state.spans, strict=True)):
-        places = _places(codec, i, tensor, [codec.state.anchor[j] for j in span])
-        like = snapshot[i] if snapshot is not None else None
-        if places is None or (like is not None and not (tensor.is_contiguous() and like.is_contiguous())):
+    for i, (live, span) in enumerate(zip(round_.live, codec.state.spans, strict=True)):
+        places = _places(codec, i, live, [codec.state.anchor[j] for j in span])
+        snapshot = round_.snapshot_of(i)
+        if places is None or (snapshot is not None and snapshot.stride() != live.stride()):
             continue
         done.add(i)
         for j, where in zip(span, places, strict=True):
-            settled = _settle_block(codec, rule, inbox, j, tensor, like, where)
+            settled = _settle_block(codec, round_, j, live, snapshot, where)
             square += settled.square
             failed = j if failed is None and not settled.sane else failed
     return Settled(frozenset(done), square, failed)
 
 
 def _settle_block(
-    codec: Codec,
-    rule: Round,
-    inbox: Sequence[Envelope],
-    block: int,
-    live: Tensor,
-    snapshot: Tensor | None,
-    where: TileGeometry,
+    codec: Codec, round_: Round, block: int, live: Tensor, snapshot: Tensor | None, where: TileGeometry
 ) -> triton_blocks.Settled:
     anchor = codec.state.anchor[block]
-    stepping = bool(rule.outer.momentum) and bool(inbox)
+    stepping = bool(round_.outer.momentum) and bool(round_.inbox)
     return triton_blocks.settle_block(
         anchor,
         live.detach(),
-        [(envelope.weight, _on(envelope.payload.blocks[block], anchor.device)) for envelope in inbox],
+        [(envelope.weight, _on(envelope.payload.blocks[block], anchor.device)) for envelope in round_.inbox],
         geometry=where,
-        over=rule.over,
+        over=round_.over,
         low=codec.values.low,
         high=codec.values.high,
-        lr=rule.outer.lr,
+        lr=round_.outer.lr,
         largest=LARGEST,
-        weight_decay=rule.outer.weight_decay,
-        momentum=rule.outer.momentum if stepping else 0.0,
-        nesterov=rule.outer.nesterov,
+        weight_decay=round_.outer.weight_decay,
+        momentum=round_.outer.momentum if stepping else 0.0,
+        nesterov=round_.outer.nesterov,
         velocity=codec.velocity(block, anchor) if stepping else None,
-        alpha=rule.merge.alpha if rule.merge.kind == "blend" else None,
-        snapshot=snapshot if rule.merge.kind == "carry" else None,
+        alpha=round_.merge.alpha if round_.merge.kind == "blend" else None,
+        snapshot=snapshot if round_.merge.kind == "carry" else None,
     )
 
 

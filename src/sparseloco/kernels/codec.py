@@ -21,7 +21,7 @@ from sparseloco.types import Coding
 
 
 class Positions(NamedTuple):
-    """Bytes of the positions of a block: N chunks of C values, K of them kept."""
+    """Bytes that begin with the positions of a block: N chunks of C values, K of them kept."""
 
     data: Bytes
     chunks: int
@@ -48,26 +48,31 @@ def decode(positions: Positions, coding: Coding) -> Tensor:
     """Positions ``[N, K]``, an integer type; see :func:`sparseloco.gaps.decode_gaps`."""
     if not native.available():
         return torch.from_numpy(gaps.decode_gaps(*positions, coding))
-    fault = check([positions], coding)
-    if fault is not None:
-        raise fault[1]
+    check(positions, coding)
     return native_settle.unpack_gaps(
         positions.section, coding, threads=native.threads_for(positions.chunks * positions.kept)
     )
 
 
-def check(blocks: Sequence[Positions], coding: Coding) -> tuple[int, WireError] | None:
-    """The first block whose bytes :func:`encode` cannot have made, and why; None if all are right."""
-    if native.available():
-        sections = [block.section for block in blocks]
-        threads = native.threads_for(sum(block.chunks * block.kept for block in blocks))
-        found = native_settle.find_fault(sections, coding, values=False, threads=threads)
-        if found is None:
-            return None
-        number, why = found
-        return number, _fault(blocks[number], coding) or WireError(why)
-    faults = ((number, _fault(block, coding)) for number, block in enumerate(blocks))
-    return next(((number, fault) for number, fault in faults if fault is not None), None)
+def check(positions: Positions, coding: Coding) -> None:
+    """Refuse bytes that :func:`encode` cannot have made.
+
+    Raises:
+        WireError: naming what is wrong.
+    """
+    if not native.available():
+        gaps.decode_gaps(*positions, coding)
+    elif (fault := _first_fault([positions], coding, values=False)) is not None:
+        gaps.decode_gaps(*positions, coding)
+        raise WireError(fault[1])
+
+
+def first_fault(sections: Sequence[Positions], coding: Coding) -> tuple[int, str] | None:
+    """Number of the first whole section that is wrong, and why; for sections with the values of ``SignTwoLevel``.
+
+    All in one call, so that threads start once. Ask :func:`sparseloco.kernels.native.available` first.
+    """
+    return _first_fault(sections, coding, values=True)
 
 
 def recode(positions: Positions, source: Coding, target: Coding) -> Bytes:
@@ -79,9 +84,6 @@ def recode(positions: Positions, source: Coding, target: Coding) -> Bytes:
     return np.frombuffer(native_settle.recode_gaps(positions.section, source), np.uint8)
 
 
-def _fault(positions: Positions, coding: Coding) -> WireError | None:
-    try:
-        gaps.decode_gaps(*positions, coding)
-    except WireError as error:
-        return error
-    return None
+def _first_fault(sections: Sequence[Positions], coding: Coding, *, values: bool) -> tuple[int, str] | None:
+    threads = native.threads_for(sum(section.chunks * section.kept for section in sections))
+    return native_settle.find_fault([s.section for s in sections], coding, values=values, threads=threads)

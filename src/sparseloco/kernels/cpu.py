@@ -29,26 +29,20 @@ def encode(codec: Codec, sources: Sequence[Source], *, decay: float) -> dict[int
     }
 
 
-def settle_(
-    codec: Codec,
-    rule: Round,
-    inbox: Sequence[Envelope],
-    live: Sequence[Tensor],
-    snapshot: Sequence[Tensor] | None,
-) -> Settled:
+def settle_(codec: Codec, round_: Round) -> Settled:
     """Reduce, step and merge the tensors that the kernels take."""
     jobs: dict[int, native_settle.SettleJob] = {}
     done: set[int] = set()
-    codings = [_coding(envelope) for envelope in inbox]
-    for i, tensor in enumerate(live if native.available() else ()):
-        found = _jobs(codec, rule, i, tensor, snapshot[i] if snapshot is not None else None, inbox, codings)
+    codings = [_coding(envelope) for envelope in round_.inbox]
+    for i in range(len(round_.live) if native.available() else 0):
+        found = _jobs(codec, round_, codings, i)
         if found is not None:
             jobs.update(found)
             done.add(i)
     if not jobs:
         return Settled(frozenset(done))
     threads = native.threads_for(sum(job.anchor.numel() for job in jobs.values()))
-    settled = native_settle.settle_top_k(list(jobs.values()), _plan(codec, rule, inbox, codings), threads=threads)
+    settled = native_settle.settle_top_k(list(jobs.values()), _plan(codec, round_, codings), threads=threads)
     failed = list(jobs)[settled.failed] if settled.failed is not None else None
     return Settled(frozenset(done), sum(settled.squares), failed)
 
@@ -62,27 +56,21 @@ def _blocks(
 
 
 def _jobs(
-    codec: Codec,
-    rule: Round,
-    number: int,
-    live: Tensor,
-    snapshot: Tensor | None,
-    inbox: Sequence[Envelope],
-    codings: Sequence[Coding],
+    codec: Codec, round_: Round, codings: Sequence[Coding], number: int
 ) -> dict[int, native_settle.SettleJob] | None:
     """Jobs of one tensor by block; None if it must be left to the definition."""
-    span = codec.state.spans[number]
+    live, snapshot, span = round_.live[number], round_.snapshot_of(number), codec.state.spans[number]
     blocks = _blocks(codec, number, live, [codec.state.anchor[j] for j in span], ())
-    if blocks is None or not live.is_contiguous() or (snapshot is not None and not snapshot.is_contiguous()):
+    if blocks is None or (snapshot is not None and snapshot.stride() != live.stride()):
         return None
     jobs: dict[int, native_settle.SettleJob] = {}
     for j, block in zip(span, blocks, strict=True):
-        velocity = codec.velocity(j, block.start) if rule.outer.momentum and inbox else None
+        velocity = codec.velocity(j, block.start) if round_.outer.momentum and round_.inbox else None
         if not block.geometry.num_chunks:  # of a shard that holds none of them
             continue
         sections = [
             section_as_bytes(codec.specs[j], envelope.payload.sections[j], coding)
-            for envelope, coding in zip(inbox, codings, strict=True)
+            for envelope, coding in zip(round_.inbox, codings, strict=True)
         ]
         jobs[j] = native_settle.SettleJob(
             block.start, block.live, block.geometry, block.kept, sections, velocity, snapshot
@@ -90,18 +78,18 @@ def _jobs(
     return jobs
 
 
-def _plan(codec: Codec, rule: Round, inbox: Sequence[Envelope], codings: Sequence[Coding]) -> native_settle.SettlePlan:
+def _plan(codec: Codec, round_: Round, codings: Sequence[Coding]) -> native_settle.SettlePlan:
     return native_settle.SettlePlan(
-        weights=[envelope.weight for envelope in inbox],
+        weights=[envelope.weight for envelope in round_.inbox],
         codings=codings,
         levels=(codec.values.low, codec.values.high),
-        over=rule.over,
-        lr=rule.outer.lr,
-        momentum=rule.outer.momentum,
-        nesterov=rule.outer.nesterov,
-        weight_decay=rule.outer.weight_decay,
-        merge=rule.merge.kind,
-        alpha=rule.merge.alpha,
+        over=round_.over,
+        lr=round_.outer.lr,
+        momentum=round_.outer.momentum,
+        nesterov=round_.outer.nesterov,
+        weight_decay=round_.outer.weight_decay,
+        merge=round_.merge.kind,
+        alpha=round_.merge.alpha,
     )
 
 

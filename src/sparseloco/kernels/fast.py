@@ -70,9 +70,8 @@ def settle_(
     codec, sgd, rule = _codec(channel, state), outer.fixed_step(step), merge.fixed()
     if codec is None or sgd is None or rule is None or channel.transforms or not isinstance(channel.reducer, Mean):
         return Settled()
-    how = Round(channel.reducer.over, sgd, rule)
-    here = cpu.settle_(codec, how, inbox, live, snapshot)
-    there = card.settle_(codec, how, inbox, live, snapshot)
+    round_ = Round(inbox, live, snapshot, channel.reducer.over, sgd, rule)
+    here, there = cpu.settle_(codec, round_), card.settle_(codec, round_)
     failed = here.failed if here.failed is not None else there.failed
     return Settled(here.tensors | there.tensors, here.square + there.square, failed)
 

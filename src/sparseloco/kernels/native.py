@@ -56,6 +56,12 @@ class EncoderBlock(NamedTuple):
         return _native.section_bytes(self.geometry.num_chunks, self.kept, self.geometry.chunk_size)
 
 
+def module() -> Any:
+    """The compiled kernels; ask :func:`built` first."""
+    assert _native is not None, "the native kernels are not built"
+    return _native
+
+
 def built() -> bool:
     """Whether this installation has the native kernels."""
     return _native is not None

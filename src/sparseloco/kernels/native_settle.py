@@ -7,18 +7,15 @@ values, K positions in each, R peers. Tensors are on the CPU and contiguous.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparseloco.kernels.geometry import TileGeometry
-
-FIXED, COMPACT = 0, 1
-"""Codings of positions, as the format numbers them."""
+from sparseloco.kernels.native import module
+from sparseloco.types import Coding
 
 _FAULTS = {
     1: "table={at} bytes: must hold all groups",
@@ -31,20 +28,6 @@ _FAULTS = {
     8: "scale of chunk {at}=not finite: must be finite (below 1e+37)",
     9: "scale of chunk {at}=negative: must have no minus sign",
 }
-
-
-def load() -> ModuleType | None:
-    """The compiled kernels, or None where the package was installed without them."""
-    try:
-        return importlib.import_module("sparseloco.kernels._native")
-    except ImportError:
-        return None
-
-
-def _native() -> ModuleType:
-    native = load()
-    assert native is not None, "ask load() first"
-    return native
 
 
 # -- positions and sections ------------------------------------------------------------------------------------------
@@ -60,7 +43,7 @@ class SectionBytes(NamedTuple):
 
 
 def find_fault(
-    sections: Sequence[SectionBytes], coding: int, *, values: bool = True, threads: int = 1
+    sections: Sequence[SectionBytes], coding: Coding, *, values: bool = True, threads: int = 1
 ) -> tuple[int, str] | None:
     """What is wrong with sections from outside: number of the first bad one, and why; None if all are canonical.
 
@@ -70,59 +53,34 @@ def find_fault(
         values: False for index parts alone.
         threads: At most so many.
     """
-    fault = _native().check_sections([tuple(s) for s in sections], int(coding), values, threads)
+    fault = module().check_sections([tuple(s) for s in sections], int(coding), values, threads)
     return None if fault is None else (fault[0], _FAULTS[fault[1]].format(at=fault[2]) + "; refuse it")
 
 
-def index_bytes(data: bytes | memoryview, chunks: int, kept: int, chunk_size: int, coding: int) -> int | str:
-    """Size of the index part that ``data`` begins with, from its lengths alone; a sentence if they are impossible."""
-    size = _native().index_bytes(data, chunks, kept, chunk_size, int(coding))
-    return size if isinstance(size, int) else _FAULTS[size[0]].format(at=size[1]) + "; refuse it"
-
-
-def pack_gaps(index_NK: Tensor, chunk_size: int, coding: int, *, threads: int = 1) -> bytes:
+def pack_gaps(index_NK: Tensor, chunk_size: int, coding: Coding, *, threads: int = 1) -> bytes:
     """Index part of positions, int16 or int32, strictly ascending below ``chunk_size`` in each row.
 
     Raises:
         ValueError: if a row does not ascend.
     """
     chunks, kept = index_NK.shape
-    packed = _native().pack_index(index_NK.contiguous(), chunks, kept, chunk_size, int(coding), threads)
+    packed = module().pack_index(index_NK.contiguous(), chunks, kept, chunk_size, int(coding), threads)
     if isinstance(packed, int):
         raise ValueError(f"positions of chunk {packed}=not a set: must ascend below {chunk_size}; sort them")
     return packed
 
 
-def unpack_gaps(section: SectionBytes, coding: int, *, values: bool = False, threads: int = 1) -> Tensor:
-    """Positions ``[N, K]`` of checked bytes: int16, or int32 for chunks above 32768.
-
-    Args:
-        section: An index part, or a whole section if ``values``.
-        coding: Of the section.
-        values: Whether codes and scales follow the positions.
-        threads: At most so many.
-    """
-    dtype = torch.int16 if section.chunk_size <= 1 << 15 else torch.int32
-    index_NK = torch.empty(section.chunks, section.kept, dtype=dtype)
-    _native().unpack_index(*section, int(coding), values, index_NK, threads)
+def unpack_gaps(part: SectionBytes, coding: Coding, *, threads: int = 1) -> Tensor:
+    """Positions ``[N, K]`` of a checked index part: int16, or int32 for chunks above 32768."""
+    dtype = torch.int16 if part.chunk_size <= 1 << 15 else torch.int32
+    index_NK = torch.empty(part.chunks, part.kept, dtype=dtype)
+    module().unpack_index(*part, int(coding), index_NK, threads)
     return index_NK
 
 
-def recode_gaps(part: SectionBytes, coding: int) -> bytes:
+def recode_gaps(part: SectionBytes, coding: Coding) -> bytes:
     """A checked index part of ``coding`` in the other coding."""
-    return _native().recode_index(*part, int(coding))
-
-
-def unpack_section(section: SectionBytes, coding: int, *, threads: int = 1) -> dict[str, Tensor]:
-    """Parts of a checked section of ``SignTwoLevel``.
-
-    Returns:
-        index int16 or int32 ``[N, K]``, code uint8 ``[N, K]``, scale bfloat16 ``[N, 1]``.
-    """
-    code = torch.empty(section.chunks, section.kept, dtype=torch.uint8)
-    scale = torch.empty(section.chunks, 1, dtype=torch.bfloat16)
-    _native().unpack_values(*section, int(coding), code, scale, threads)
-    return {"index": unpack_gaps(section, coding, values=True, threads=threads), "code": code, "scale": scale}
+    return module().recode_index(*part, int(coding))
 
 
 # -- settling --------------------------------------------------------------------------------------------------------
@@ -194,7 +152,7 @@ class Settled(NamedTuple):
 
 def settle_top_k(jobs: Sequence[SettleJob], plan: SettlePlan, *, threads: int = 1) -> Settled:
     """Decode, average, step the anchors and write the live tensors, in one pass over memory."""
-    squares, failed = _native().settle(
+    squares, failed = module().settle(
         _items(jobs),
         list(plan.weights),
         [int(coding) for coding in plan.codings],
@@ -211,7 +169,7 @@ def settle_top_k(jobs: Sequence[SettleJob], plan: SettlePlan, *, threads: int = 
 
 def apply_pass(jobs: Sequence[SettleJob], *, threads: int = 1) -> None:
     """Read and write the anchors and write the live tensors, and nothing else: what a settle costs at least."""
-    _native().apply_pass(_items([job._replace(sections=()) for job in jobs]), threads)
+    module().apply_pass(_items([job._replace(sections=()) for job in jobs]), threads)
 
 
 def _items(jobs: Sequence[SettleJob]) -> list[tuple[object, ...]]:
@@ -236,4 +194,4 @@ def digest_lanes(block: Tensor, salt: int, *, threads: int = 1) -> tuple[int, in
     """``bits.digest_lanes`` of a matrix of 4-byte or 8-byte items, without temporaries."""
     if block.numel() == 0:
         return (0, 0)
-    return _native().digest(block.detach().contiguous().view(torch.int32), salt, threads)
+    return module().digest(block.detach().contiguous().view(torch.int32), salt, threads)

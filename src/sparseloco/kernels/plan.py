@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 from sparseloco.compress.topk import TopK
 from sparseloco.compress.values import SignTwoLevel
 from sparseloco.sections import specs_by_block
-from sparseloco.types import FixedMerge, FixedStep, PartSpec
+from sparseloco.types import Envelope, FixedMerge, FixedStep, PartSpec
 
 if TYPE_CHECKING:
     from sparseloco.channel import Channel, ChannelState
@@ -38,11 +38,18 @@ class Codec:
 
 
 class Round(NamedTuple):
-    """How an inbox becomes new live values: the mean, the outer step and the merge."""
+    """An inbox, the tensors it moves, and how: the mean, the outer step and the merge."""
 
+    inbox: Sequence[Envelope]
+    live: Sequence[Tensor]
+    snapshot: Sequence[Tensor] | None
     over: str
     outer: FixedStep
     merge: FixedMerge
+
+    def snapshot_of(self, number: int) -> Tensor | None:
+        """Live values of one tensor at the time of the post, if the merge asked for them."""
+        return None if self.snapshot is None else self.snapshot[number]
 
 
 class Settled(NamedTuple):
