@@ -38,7 +38,14 @@ struct RunSums {
         }
     }
 
-    inline uint64_t lane(int i) const { return uint64_t(_mm512_reduce_add_epi64(total[i])); }
+    // Modulo 2^64, which signed numbers, those of the compiler's own reduction, may not be.
+    inline uint64_t lane(int i) const {
+        alignas(64) uint64_t parts[8];
+        _mm512_store_si512(parts, total[i]);
+        uint64_t sum = 0;
+        for (const uint64_t part : parts) sum += part;
+        return sum;
+    }
 };
 
 #elif defined(ISA_AVX2)
