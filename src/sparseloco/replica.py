@@ -6,7 +6,6 @@ the method: what differs between methods lives in the parts of the algorithm.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -22,8 +21,9 @@ from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
 from sparseloco.kernels.fast import digest_tensors
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
+from sparseloco.optimizer_state import load_optimizer_state, optimizer_state
 from sparseloco.reduce import check_weight
-from sparseloco.sharding import local_views, plain, reshard, shards_of
+from sparseloco.sharding import local_views, plain, reshard, shards_of, whole
 from sparseloco.support import check_shards
 from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
 
@@ -189,11 +189,12 @@ class Replica:
     def fixed_digests(self) -> dict[str, str]:
         """Type, shape and digest of all that training does not change and no state holds, by name.
 
-        That is: frozen parameters, and buffers that the model derives anew each time, such as rotary frequencies.
+        That is: frozen parameters, and buffers that the model derives anew each time, such as rotary frequencies. A
+        sharded parameter is gathered for it, one at a time, so all shards of the replica must ask.
         """
         return {
             name: f"{tensor.dtype} {list(tensor.shape)} {hex_digest(*digest_tensors([('', _in_whole_items(tensor))]))}"
-            for name, tensor in ((name, plain(t)) for name, t in {**self._frozen, **self._derived}.items())
+            for name, tensor in ((name, whole(t)) for name, t in {**self._frozen, **self._derived}.items())
         }
 
     @property
@@ -264,7 +265,7 @@ class Replica:
             "weight": self.weight,
             "rng": torch.get_rng_state(),
             "rng_devices": generators.states_of(generators.devices_of(self.params.values())),
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
+            "optimizer": optimizer_state(self.optimizer) if self.optimizer else None,
         }
         state |= {f"buffer/{name}": buffer.data.clone() for name, buffer in self._private_buffers.items()}
         for fragment, lane in enumerate(self._lanes):
@@ -289,7 +290,7 @@ class Replica:
             buffer.data.copy_(fitting(f"buffer/{name}", state, buffer))
         self.weight = state["weight"]
         if self.optimizer:
-            _load_optimizer(self.optimizer, state["optimizer"])
+            load_optimizer_state(self.optimizer, state["optimizer"])
         torch.set_rng_state(state["rng"])
         generators.set_states(generators.devices_of(self.params.values()), state.get("rng_devices", []))
 
@@ -372,11 +373,3 @@ def _expect_all_blocks(state: StateDict) -> None:
 
 def _count_blocks(state: StateDict) -> int:
     return sum(path.startswith(("anchor/", "outer/", "codec/")) for path in state)
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
-    """Load a state dict with the types it has: torch alone would cast it to those of the parameters."""
-    optimizer.load_state_dict(copy.deepcopy(state))  # torch would share its tensors
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for number, saved in state["state"].items():
-        optimizer.state[params[number]] = copy.deepcopy(saved)

@@ -10,25 +10,27 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from sparseloco.algorithm import Algorithm
+from sparseloco.books import Books
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset, check_windows, train_sampler
-from sparseloco.errors import Interrupted
-from sparseloco.evaluation import Evaluation, World, anchored, autocast, check_finite, evaluate_anchor
-from sparseloco.local import InnerSteps, OptimizerSpec
+from sparseloco.errors import ConfigError, Interrupted
+from sparseloco.evaluation import Evaluation, World, autocast, check_finite, evaluate_anchor
+from sparseloco.meter import Meter, learning_rate
 from sparseloco.metrics import Status, named_errors, write_atomically
 from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, next_token_loss, save_model
 from sparseloco.replica import Replica
-from sparseloco.resume import Books, Keeper
-from sparseloco.schedule import value_at
+from sparseloco.resume import Keeper
 from sparseloco.settings import RunConfig, TrainConfig, to_toml
 from sparseloco.simulate import Cohort
-from sparseloco.transport import Traffic, drain, post_due, settle
+from sparseloco.transport import drain, post_due, settle
+from sparseloco.whole import digest_of, norms, sums, whole_model
 from sparseloco.writers import FanOut, open_log
 
 ProgressCallback = Callable[[Status], None]
@@ -81,6 +83,7 @@ def train(
     """
     check_windows(dataset, config.train.sequence_length)
     if world is None:
+        check_simulated(config)
         model = build_run_model(config, dataset.vocab_size)
         world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
     check_tokens(config, world.model, dataset)
@@ -105,10 +108,24 @@ def train(
     if log is not None and out is not None:
         with named_errors(out):
             write_atomically(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-            if keep_model:
-                with world.turn(0) as replica, anchored(world.model, replica):
-                    save_model(world.model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
+    if keep_model and out is not None and world.evaluates:
+        with whole_model(world, partial(build_run_model, config, dataset.vocab_size)) as model:
+            if world.is_main:
+                save_model(model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
     return summary
+
+
+def check_simulated(config: RunConfig) -> None:
+    """Refuse shards in one process.
+
+    Raises:
+        ConfigError: if the settings ask for them.
+    """
+    if config.train.shards > 1:
+        raise ConfigError(
+            f"train.shards={config.train.shards}: must be 1 where all replicas live in one process; add --processes, "
+            "or start one rank per shard with torchrun"
+        )
 
 
 def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:
@@ -146,6 +163,7 @@ class _Run:
         self.log = log
         self.progress = progress
         self.stop = stop
+        self.meter = Meter(world)
         self.sampler = train_sampler(
             dataset,
             self.settings.sequence_length,
@@ -158,13 +176,10 @@ class _Run:
     def first(self) -> Replica:
         return self.world.replicas[0]
 
-    @property
-    def traffic(self) -> Traffic:
-        return self.world.transport.traffic(self.first.peer)
-
     def loop(self) -> None:
         books, steps = self.books, self.settings.steps
         train_loss = math.nan
+        self._count_round()
         if not books.step:
             self._evaluate()
         while books.step < steps:
@@ -183,6 +198,7 @@ class _Run:
         self._drain()
         if self.keeper is not None:
             self.keeper.save(books, self.log)
+            self.keeper.wait()
         self._evaluate()
         self._report(steps, train_loss)  # again, for the last evaluation
 
@@ -192,6 +208,8 @@ class _Run:
         saved = False
         if self.keeper is not None and (stopping or self.keeper.is_due(step)):
             saved = self.keeper.save(self.books, self.log)
+        if stopping and self.keeper is not None:
+            saved = self.keeper.wait() and saved
         if stopping:
             if self.log is not None:  # for whoever watches; the checkpoint's log, with which a resume starts, lacks it
                 self.log.write("interrupted", step=step, saved=saved)
@@ -206,13 +224,13 @@ class _Run:
 
     def _advance(self, step: int) -> float:
         """Inner step and post of every replica here; returns the mean loss."""
-        batch_size, num_slots = self.settings.batch_size, self.settings.batch_size * self.settings.workers
+        num_slots = self.settings.batch_size * self.settings.workers
         total = 0.0
         for index, replica in enumerate(self.world.replicas):
-            slots = range(replica.peer * batch_size, (replica.peer + 1) * batch_size)
-            batch = self.sampler.batch(slots, self.books.data_step - 1, num_slots)
+            batch = self.sampler.batch(_slots_of(replica, self.settings), self.books.data_step - 1, num_slots)
             with self.world.turn(index):
                 loss = accumulate_gradients(self.world.model, batch, self.settings)
+                loss = sums(replica, loss)[0] / replica.shards.count
                 where = f"at step {step} of peer {replica.peer}, round {replica.rounds}"
                 check_finite("train_loss", loss, where, self.config)
                 replica.local_step()
@@ -224,7 +242,8 @@ class _Run:
         return total / len(self.world.replicas)
 
     def _count_round(self) -> None:
-        rounds, sent = self.first.rounds, self.traffic.sent
+        self.meter.read()
+        rounds, sent = self.first.rounds, self.meter.traffic.sent
         if rounds > self.books.counted[0]:
             self.books.round_bytes = sent - self.books.counted[1]
             self.books.counted = (rounds, sent)
@@ -249,7 +268,7 @@ class _Run:
         for index, replica in enumerate(self.world.replicas):
             if keys := replica.due():
                 with self.world.turn(index), self.books.clock.sync():
-                    norm = settle(replica, self.world.transport)
+                    norm = norms(replica, settle(replica, self.world.transport))[0]
                 self.books.update_norm = norm if index == 0 else self.books.update_norm
                 for key in keys:
                     where = (replica.peer, key.round, key.fragment)
@@ -262,7 +281,7 @@ class _Run:
                 drain(replica, self.world.transport)
 
     def _evaluate(self) -> None:
-        if not self.world.is_main:
+        if not self.world.evaluates:
             return
         self.books.validation = self._evaluated("validation")
 
@@ -276,7 +295,7 @@ class _Run:
                 step=self.books.step,
                 round=self.first.rounds,
                 tokens=self.books.tokens,
-                bytes_sent=self.traffic.sent,
+                bytes_sent=self.meter.traffic.sent,
                 loss=result.loss,
                 bits_per_byte=result.bits_per_byte,
                 evaluated_tokens=result.tokens,
@@ -287,10 +306,11 @@ class _Run:
         means = [sum(losses) / len(losses) for losses in self.books.losses]
         train_loss = self.world.mean(sum(means) / len(means))
         self.books.losses = [[] for _ in means]
-        if not self.world.is_main:
+        if not self.world.evaluates:
             return
         with self.world.turn(0) as replica:
-            self.books.delta_norm, self.books.residual_norm = replica.delta_norm(), replica.residual_norm()
+            own = replica.delta_norm(), replica.residual_norm()
+            self.books.delta_norm, self.books.residual_norm = norms(replica, *own)
         if self.log is None:
             return
         self.log.write(
@@ -299,11 +319,11 @@ class _Run:
             round=self.first.rounds,
             tokens=self.books.tokens,
             train_loss=train_loss,
-            lr=_learning_rate(self.first, step),
-            bytes_sent=self.traffic.sent,
-            bytes_received=self.traffic.received,
+            lr=learning_rate(self.first.algorithm, step),
+            bytes_sent=self.meter.traffic.sent,
+            bytes_received=self.meter.traffic.received,
             round_bytes=self.books.round_bytes,
-            compression=self._compression(),
+            compression=self.meter.compression,
             seconds=self.books.clock.total,
             seconds_in_sync=self.books.clock.in_sync,
             tokens_per_s=self.books.tokens / self.books.clock.total,
@@ -323,11 +343,11 @@ class _Run:
                 train_loss=train_loss,
                 validation_loss=validation.loss if validation else None,
                 tokens_per_s=self.books.tokens / elapsed,
-                bytes_sent=self.traffic.sent,
+                bytes_sent=self.meter.traffic.sent,
                 seconds_left=elapsed / step * (steps - step),
                 round=self.first.rounds,
                 round_bytes=self.books.round_bytes,
-                compression=self._compression(),
+                compression=self.meter.compression,
                 delta_norm=self.books.delta_norm,
                 residual_norm=self.books.residual_norm,
                 update_norm=self.books.update_norm,
@@ -335,18 +355,16 @@ class _Run:
             )
         )
 
-    def _compression(self) -> float | None:
-        sent = self.traffic.sent
-        return self.first.dense_bytes() / sent if sent else None
-
     def summary(self, label: str, algorithm: Algorithm) -> dict[str, Any]:
         """Figures of the finished run; the test split is read here for the first time."""
         seconds, in_sync = self.books.clock.total, self.books.clock.in_sync
-        if not self.world.is_main:
+        if not self.world.evaluates:
             return {}
         assert self.books.validation is not None
-        held_out = self._evaluated("test")
-        traffic = self.traffic
+        held_out, digest = self._evaluated("test"), digest_of(self.first)
+        if not self.world.is_main:
+            return {}
+        traffic = self.meter.traffic
         recipe = algorithm.recipe
         return {
             "label": label,
@@ -358,23 +376,23 @@ class _Run:
             "rounds": self.first.rounds,
             "steps": self.settings.steps,
             "workers": self.settings.workers,
+            "shards": self.settings.shards,
             "parameters": sum(spec.numel for spec in self.first.specs),
             "bytes_sent_per_replica": traffic.sent,
             "bytes_received_per_replica": traffic.received,
-            "dense_bytes_per_replica": self.first.dense_bytes(),
-            "compression": self._compression(),
+            "dense_bytes_per_replica": self.meter.dense_bytes,
+            "compression": self.meter.compression,
             "seconds": seconds,
             "seconds_in_sync": in_sync,
             "corpus": self.corpus[0],
             "corpus_sha256": self.corpus[1],
-            "digest": self.first.digest(),
+            "digest": digest,
             "settings": dict(recipe.settings) if recipe else {},
         }
 
 
-def _learning_rate(replica: Replica, step: int) -> float | None:
-    """Learning rate of the local phase, or of the outer optimizer where gradients are sent."""
-    local, outer = replica.algorithm.local, replica.algorithm.outer
-    spec: OptimizerSpec | None = local.optimizer if isinstance(local, InnerSteps) else getattr(outer, "spec", None)
-    rate = spec.lr if spec is not None else getattr(outer, "lr", None)
-    return None if rate is None else value_at(rate, step)
+def _slots_of(replica: Replica, settings: TrainConfig) -> range:
+    """Places in the order of samples of what this replica sees in a step, or this shard of it."""
+    share = settings.batch_size // replica.shards.count
+    first = replica.peer * settings.batch_size + replica.shards.rank * share
+    return range(first, first + share)
