@@ -23,18 +23,19 @@ LAYERS = {
     "L1": {"layout", "panels", "compress", "reduce", "gaps", "sections", "kernels", "channel"},
     "L2": {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
-        "inbox", "saved", "replica", "citations", "generators", "support",
+        "inbox", "saved", "replica", "citations", "generators", "support", "optimizer_state", "reshard_state",
     },
-    "L3": {"wire", "transport", "session", "checkpoint"},
+    "L3": {"wire", "transport", "session", "checkpoint", "part_file", "background"},
     "L4": {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
-        "writers", "absences",
+        "writers", "absences", "inner_step", "solo", "whole", "books", "identity", "meter",
     },
     "L5": {"config", "cli", "report", "bench", "__main__", "__init__"},
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
 
-MAY_USE_TORCH_DISTRIBUTED = {"sharding", "transport.process_group", "checkpoint", "trainer"}
+# Where the mesh of a run is made, its model is sharded over it.
+MAY_USE_TORCH_DISTRIBUTED = {"sharding", "transport.process_group", "checkpoint", "trainer", "solo"}
 MAY_NAME_DTENSOR = {"sharding"}
 # Clocks, files, sockets, processes and stores: none of these below L3.
 OUTSIDE_WORLD = {

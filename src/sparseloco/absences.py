@@ -8,10 +8,10 @@ import math
 import warnings
 from collections.abc import Iterator
 
+from sparseloco.books import Books
 from sparseloco.errors import AllAbstainedError
 from sparseloco.evaluation import World, calmer, check_finite
 from sparseloco.replica import Replica
-from sparseloco.resume import Books
 from sparseloco.settings import RunConfig
 from sparseloco.writers import FanOut
 

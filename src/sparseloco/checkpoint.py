@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from torch import Tensor
 
+from sparseloco.bits import add_digests
 from sparseloco.errors import CheckpointError
+from sparseloco.part_file import Packed, as_bytes, metadata_of, packed, stored, unpacked
 
 FORMAT = 1
 INDEX = "index.json"
@@ -81,7 +80,7 @@ class Checkpoint:
             )
         checkpoint = cls(path, index)
         for name in index.files:
-            checkpoint.read(name)
+            checkpoint.check(name)
         return checkpoint
 
     @property
@@ -94,30 +93,49 @@ class Checkpoint:
         """Plain values that were saved with it."""
         return self.index.facts
 
+    def check(self, name: str) -> None:
+        """Read one file through, a piece at a time.
+
+        Raises:
+            CheckpointError: if it is not what was written.
+        """
+        try:
+            found = _stored(self.path / name)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path / name}: must be readable ({_reason(error)}); remove {self.path}"
+            ) from error
+        self._compare(name, found)
+
     def read(self, name: str) -> bytes:
         """Content of one file.
 
         Raises:
             CheckpointError: if it is not what was written.
         """
-        path, stored = self.path / name, self.index.files[name]
         try:
-            data = path.read_bytes()
+            data = (self.path / name).read_bytes()
         except OSError as error:
-            raise CheckpointError(f"{path}: must be readable ({_reason(error)}); remove {self.path}") from error
-        if len(data) != stored.size:
-            raise CheckpointError(f"{path}: size={len(data)} bytes: must be {stored.size}; remove {self.path}")
-        if hashlib.sha256(data).hexdigest() != stored.sha256:
-            raise CheckpointError(f"{path}: content does not match its hash in {INDEX}; remove {self.path}")
+            raise CheckpointError(
+                f"{self.path / name}: must be readable ({_reason(error)}); remove {self.path}"
+            ) from error
+        self._compare(name, Stored(len(data), hashlib.sha256(data).hexdigest()))
         return data
 
     def part(self, name: str) -> Any:
         """State that was given to :meth:`CheckpointFolder.write_part`."""
-        from safetensors.torch import load
+        return unpacked(self.read(f"{name}.safetensors"))
 
-        data = self.read(f"{name}.safetensors")
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        return _unpack(json.loads(header["__metadata__"]["state"]), load(data))
+    def stored_part(self, name: str) -> Any:
+        """The same with every tensor still on the disk, as it was when this checkpoint was opened and checked."""
+        return stored(self.path / f"{name}.safetensors")
+
+    def _compare(self, name: str, found: Stored) -> None:
+        path, stored = self.path / name, self.index.files[name]
+        if found.size != stored.size:
+            raise CheckpointError(f"{path}: size={found.size} bytes: must be {stored.size}; remove {self.path}")
+        if found.sha256 != stored.sha256:
+            raise CheckpointError(f"{path}: content does not match its hash in {INDEX}; remove {self.path}")
 
 
 @dataclass(frozen=True)
@@ -155,27 +173,25 @@ class CheckpointFolder:
             shutil.rmtree(path, ignore_errors=True)
         self._retain(-1 if step is None else step)
 
-    def write_part(self, step: int, name: str, state: Any, *, in_turn: bool = False) -> None:
+    def write_part(self, step: int, name: str, state: Any, *, in_turn: bool = False, digest: str = "") -> None:
         """Write one part of the checkpoint of ``step``; any process may write its own.
 
         Args:
             step: Inner steps made.
             name: Of the file, without suffix.
-            state: Nested dictionaries and lists of tensors and plain values.
+            state: Nested dictionaries and lists of tensors and plain values, or what :func:`packed` made of them.
             in_turn: Wait until the checkpoint before is complete, so that a process that runs ahead fills no disk.
+            digest: Of what this part holds of the shared state; the index has the sum of all parts that have one.
 
         Raises:
             CheckpointError: if it cannot be written; nothing of an earlier checkpoint is touched.
         """
-        from safetensors.torch import save
-
-        tensors: dict[str, Tensor] = {}
-        tree = json.dumps(_pack(state, name, tensors))
+        part = state if isinstance(state, Packed) else packed(name, state)
         with self._growing(step) as folder:
             if in_turn:
                 _wait_until(lambda: not self._is_busy(folder), f"{self.root}: the checkpoint before step {step}")
             folder.mkdir(parents=True, exist_ok=True)
-            write_durably(folder / f"{name}.safetensors", save(_separate(tensors), metadata={"state": tree}))
+            write_durably(folder / f"{name}.safetensors", as_bytes(part, digest))
 
     def finish(self, step: int, *, parts: Sequence[str], facts: dict[str, Any], files: dict[str, bytes]) -> Path:
         """Wait for all parts, write the index, give the checkpoint its name, and remove old ones.
@@ -201,8 +217,10 @@ class CheckpointFolder:
             )
             if failed.exists():
                 raise CheckpointError(f"{folder}: must be written by all processes; look at what the others say")
-            stored = {name: _stored((folder / name).read_bytes()) for name in [*names, *files]}
-            index = Index(format=FORMAT, step=step, facts=facts, files=stored)
+            hashes = {name: _stored(folder / name) for name in [*names, *files]}
+            digests = [told for name in names if (told := metadata_of(folder / name).get("digest"))]
+            shown = {**facts, **({"digest": add_digests(digests)} if digests else {})}
+            index = Index(format=FORMAT, step=step, facts=shown, files=hashes)
             write_durably(folder / INDEX, msgspec.json.format(msgspec.json.encode(index)) + b"\n")
             self._remove(place)
             folder.rename(place)
@@ -284,50 +302,10 @@ def _wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def _stored(data: bytes) -> Stored:
-    return Stored(len(data), hashlib.sha256(data).hexdigest())
+def _stored(path: Path) -> Stored:
+    with path.open("rb") as file:
+        return Stored(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
-
-
-def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` as JSON, with its tensors moved to ``tensors`` and named by their paths."""
-    if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu()
-        return {"tensor": path}
-    if isinstance(value, dict):
-        # Pairs, since keys may be numbers.
-        return {"dict": [[key, _pack(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
-    if isinstance(value, (list, tuple)):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_pack(item, f"{path}/{number}", tensors) for number, item in enumerate(value)]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise CheckpointError(f"{path}={type(value).__name__}: must be a tensor or a plain value to be saved; convert it")
-
-
-def _unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    ((kind, value),) = tree.items()
-    if kind == "tensor":
-        return tensors[value]
-    if kind == "dict":
-        return {key: _unpack(item, tensors) for key, item in value}
-    items = [_unpack(item, tensors) for item in value]
-    return items if kind == "list" else tuple(items)
-
-
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, each contiguous in memory of its own, as safetensors wants them."""
-    seen: set[int] = set()
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-        found[name] = (
-            tensor if whole and tensor.data_ptr() not in seen else tensor.clone(memory_format=torch.contiguous_format)
-        )
-        seen.add(tensor.data_ptr())
-    return found

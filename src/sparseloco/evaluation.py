@@ -20,6 +20,7 @@ from sparseloco.errors import DivergenceError
 from sparseloco.model import next_token_loss
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, TrainConfig, optimizer_keys
+from sparseloco.sharding import local_views, reshard
 from sparseloco.transport import Transport
 
 
@@ -43,7 +44,12 @@ class World(Protocol):
 
     @property
     def is_main(self) -> bool:
-        """Whether this process evaluates and writes the run folder."""
+        """Whether this process writes the run folder."""
+        ...
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether this process holds the replica whose anchor is evaluated, or a shard of it."""
         ...
 
     def turn(self, index: int, /) -> AbstractContextManager[Replica]:
@@ -71,7 +77,10 @@ class Evaluation:
 
 
 def evaluate_anchor(world: World, dataset: Dataset, split: str, settings: TrainConfig) -> Evaluation:
-    """Loss of the agreed parameters on held-out text, the first windows of the split."""
+    """Loss of the agreed parameters on held-out text, the first windows of the split.
+
+    All processes that evaluate must call it; each of them sees all windows, so the figure is that of the whole model.
+    """
     with world.turn(0) as replica, anchored(world.model, replica):
         return evaluate_split(world.model, dataset, split, settings)
 
@@ -164,19 +173,44 @@ def autocast(settings: TrainConfig) -> torch.autocast:
 
 @contextlib.contextmanager
 def anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
-    """The model holds the anchor inside this block, in evaluation mode."""
+    """The model holds the anchor inside this block, in evaluation mode; on a shard, what that shard holds of it."""
     was_training = model.training
-    anchor = replica.anchor()
-    # Synced buffers are in the anchor under their own names.
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    before = [(tensor, tensor.data) for name, tensor in tensors if name in anchor]
-    for name, tensor in tensors:
-        if name in anchor:
-            tensor.data = anchor[name].to(tensor.dtype)
+    put_back = _copied_in(model, replica) if replica.shards.count > 1 else _swapped_in(model, replica)
     model.eval()
     try:
         yield
     finally:
-        for param, data in before:
-            param.data = data
+        put_back()
         model.train(was_training)
+
+
+def _swapped_in(model: nn.Module, replica: Replica) -> Callable[[], None]:
+    """Exchange storage for that of the anchor, without a copy where it has the same type."""
+    anchor = replica.anchor()
+    # Synced buffers are in the anchor under their own names.
+    tensors = [(name, tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()] if name in anchor]
+    before = [(tensor, tensor.data) for _, tensor in tensors]
+    for name, tensor in tensors:
+        tensor.data = anchor[name].to(tensor.dtype)
+
+    def put_back() -> None:
+        for tensor, data in before:
+            tensor.data = data
+
+    return put_back
+
+
+def _copied_in(model: nn.Module, replica: Replica) -> Callable[[], None]:
+    """Write the anchor into the memory of the shards, where FSDP2 gathers from, and let go of what it has gathered."""
+    anchor = replica.anchor()
+    locals_ = [(view.tensor.data, anchor[name]) for name, view in local_views(model).items() if name in anchor]
+    before = [local.clone() for local, _ in locals_]
+    for local, value in locals_:
+        local.copy_(value)
+
+    def put_back() -> None:
+        reshard(model)
+        for (local, _), data in zip(locals_, before, strict=True):
+            local.copy_(data)
+
+    return put_back

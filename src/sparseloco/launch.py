@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint
@@ -29,11 +28,9 @@ from sparseloco.data import Dataset, open_dataset
 from sparseloco.errors import ConfigError, SparseLocoError
 from sparseloco.metrics import Status
 from sparseloco.model import build_run_model
-from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig
-from sparseloco.simulate import replica_rng_state
+from sparseloco.solo import Solo
 from sparseloco.trainer import ProgressCallback, StopCallback, train
-from sparseloco.transport import ProcessGroup
 from sparseloco.transport.process_group import joined_group, meeting_folder
 
 _LOOK_S = 0.5
@@ -53,42 +50,6 @@ class _Forward(logging.Handler):
         self.events.put(("log", record.getMessage()))
 
 
-class Solo:
-    """World of one replica per process; its peer number is the rank.
-
-    Args:
-        model: The model, built from the same seed at every rank.
-        algorithm: What all replicas run.
-        seed: As in a simulation.
-        nonfinite: As of :class:`~sparseloco.replica.Replica`.
-    """
-
-    def __init__(self, model: nn.Module, algorithm: Algorithm, *, seed: int, nonfinite: str = "abstain") -> None:
-        self.model = model
-        self.transport = ProcessGroup()
-        self._replica = Replica(model, algorithm, peer=self.transport.rank, seed=seed, nonfinite=nonfinite)
-        self.transport.connect(self._replica)
-        torch.set_rng_state(replica_rng_state(seed, self.transport.rank))
-
-    @property
-    def replicas(self) -> list[Replica]:
-        """The one of this process."""
-        return [self._replica]
-
-    @property
-    def is_main(self) -> bool:
-        """Rank 0 evaluates and writes."""
-        return self.transport.rank == 0
-
-    def turn(self, index: int) -> AbstractContextManager[Replica]:
-        """The model is always this process's replica."""
-        return contextlib.nullcontext(self._replica)
-
-    def mean(self, value: float) -> float:
-        """Mean over ranks, in rank order."""
-        return self.transport.mean(value)
-
-
 def train_processes(
     config: RunConfig,
     algorithm: Algorithm,
@@ -101,7 +62,7 @@ def train_processes(
     stop: StopCallback | None = None,
     keep_model: bool = False,
 ) -> dict[str, Any]:
-    """Like :func:`sparseloco.trainer.train`, with each replica a process of this machine.
+    """Like :func:`sparseloco.trainer.train`, with each replica a process of this machine, or each of its shards.
 
     No process outlives the call, or this process if it is killed. The first error of any of them ends all and is
     raised here.
@@ -116,13 +77,12 @@ def train_processes(
             *(resume, stopping),
         )
         workers = [
-            context.Process(target=_worker, args=(rank, *arguments), daemon=True)
-            for rank in range(config.train.workers)
+            context.Process(target=_worker, args=(rank, *arguments), daemon=True) for rank in range(num_ranks(config))
         ]
         for worker in workers:
             worker.start()
         try:
-            return _follow(_drained(events, workers, stop, stopping), progress)
+            return _follow(_drained(events, workers, stop, stopping, config), progress)
         finally:
             for worker in workers:
                 worker.kill()  # they take no notice of gentler signals, which come to the whole group
@@ -148,15 +108,11 @@ def train_rank(
         ConfigError: if the group has another size than the settings say.
     """
     world_size = int(os.environ["WORLD_SIZE"])
-    if world_size != config.train.workers:
-        raise ConfigError(
-            f"train.workers={config.train.workers}: must be the {world_size} ranks that torchrun started; "
-            f"pass --workers {world_size}"
-        )
+    _check_ranks(config, world_size)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # only then is the parent known to be one that stays
         threading.Thread(target=_die_with_launcher, args=(os.getppid(),), daemon=True).start()
     with joined_group("env://", int(os.environ["RANK"]), world_size):
-        world = _world_of_one(config, algorithm, dataset)
+        world = _world(config, algorithm, dataset)
         return train(
             config,
             algorithm,
@@ -169,6 +125,36 @@ def train_rank(
             stop=stop,
             keep_model=keep_model,
         )
+
+
+def num_ranks(config: RunConfig) -> int:
+    """Processes of a run whose replicas, or whose shards, are processes."""
+    return config.train.workers * config.train.shards
+
+
+def _check_ranks(config: RunConfig, world_size: int) -> None:
+    workers, shards = config.train.workers, config.train.shards
+    if world_size == num_ranks(config):
+        return
+    if shards == 1:
+        raise ConfigError(
+            f"train.workers={workers}: must be the {world_size} ranks that torchrun started; "
+            f"pass --workers {world_size}"
+        )
+    raise ConfigError(
+        f"train.workers={workers}: must be the {world_size} ranks that torchrun started over train.shards={shards}; "
+        f"start {workers * shards} ranks, or change --workers or --shards"
+    )
+
+
+def _world(config: RunConfig, algorithm: Algorithm, dataset: Dataset) -> Solo:
+    build, settings = partial(build_run_model, config, dataset.vocab_size), config.train
+    return Solo(build, algorithm, seed=settings.seed, shards=settings.shards, nonfinite=settings.nonfinite)
+
+
+def _named(rank: int, config: RunConfig) -> str:
+    peer, shard = divmod(rank, config.train.shards)
+    return f"peer {peer}, shard {shard}" if config.train.shards > 1 else f"peer {peer}"
 
 
 @contextlib.contextmanager
@@ -225,11 +211,11 @@ def _worker(
         warnings.showwarning = lambda message, *_, **__: events.put(("warning", str(message)))
     logger.setLevel(log_level)
     logger.addHandler(_Forward(events))
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks(config)))
     try:
         dataset = open_dataset(config.data)
-        with memory_errors(config), joined_group(rendezvous, rank, config.train.workers):
-            world = _world_of_one(config, algorithm, dataset)
+        with memory_errors(config), joined_group(rendezvous, rank, num_ranks(config)):
+            world = _world(config, algorithm, dataset)
 
             def progress(status: Status) -> None:
                 events.put(("status", tuple(status)))
@@ -251,12 +237,7 @@ def _worker(
     except SparseLocoError as error:
         events.put(("error", error))
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent must hear of it and end the others
-        events.put(("error", SparseLocoError(f"peer {rank}: {type(error).__name__}: {error}")))
-
-
-def _world_of_one(config: RunConfig, algorithm: Algorithm, dataset: Dataset) -> Solo:
-    model, settings = build_run_model(config, dataset.vocab_size), config.train
-    return Solo(model, algorithm, seed=settings.seed, nonfinite=settings.nonfinite)
+        events.put(("error", SparseLocoError(f"{_named(rank, config)}: {type(error).__name__}: {error}")))
 
 
 def _die_with_parent() -> None:
@@ -291,7 +272,11 @@ def _follow(events: Iterator[tuple[str, Any]], progress: ProgressCallback | None
 
 
 def _drained(
-    events: Queue[tuple[str, Any]], workers: list[SpawnProcess], stop: StopCallback | None, stopping: Event
+    events: Queue[tuple[str, Any]],
+    workers: list[SpawnProcess],
+    stop: StopCallback | None,
+    stopping: Event,
+    config: RunConfig,
 ) -> Iterator[tuple[str, Any]]:
     """Events as they come; a process that died without a word is an event of its own."""
     while True:
@@ -302,7 +287,7 @@ def _drained(
             continue
         dead = [rank for rank, worker in enumerate(workers) if worker.exitcode not in (None, 0)]
         if dead:
-            code = workers[dead[0]].exitcode
-            yield ("error", SparseLocoError(f"peer {dead[0]}: process ended with code {code}; start the run again"))
+            code, name = workers[dead[0]].exitcode, _named(dead[0], config)
+            yield ("error", SparseLocoError(f"{name}: process ended with code {code}; start the run again"))
         if all(worker.exitcode is not None for worker in workers):
             return

@@ -6,7 +6,6 @@ the method: what differs between methods lives in the parts of the algorithm.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -24,9 +23,10 @@ from sparseloco.kernels.fast import digest_tensors
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, agreed_fault, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.local import Gradients, forget_moments
+from sparseloco.optimizer_state import load_optimizer_state, optimizer_state
 from sparseloco.reduce import check_weight
-from sparseloco.saved import count_blocks, digest_of_any, expect, expect_all_blocks, load_optimizer
-from sparseloco.sharding import local_views, plain, reshard, shards_of
+from sparseloco.saved import count_blocks, digest_of_any, expect, expect_all_blocks
+from sparseloco.sharding import local_views, plain, reshard, shards_of, whole
 from sparseloco.support import check_shards
 from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
 
@@ -237,11 +237,12 @@ class Replica:
     def fixed_digests(self) -> dict[str, str]:
         """Type, shape and digest of all that training does not change and no state holds, by name.
 
-        That is: frozen parameters, and buffers that the model derives anew each time, such as rotary frequencies.
+        That is: frozen parameters, and buffers that the model derives anew each time, such as rotary frequencies. A
+        sharded parameter is gathered for it, one at a time, so all shards of the replica must ask.
         """
         return {
             name: f"{tensor.dtype} {list(tensor.shape)} {digest_of_any(tensor)}"
-            for name, tensor in ((name, plain(t)) for name, t in {**self._frozen, **self._derived}.items())
+            for name, tensor in ((name, whole(t)) for name, t in {**self._frozen, **self._derived}.items())
         }
 
     @property
@@ -314,7 +315,7 @@ class Replica:
             "weight": self.weight,
             "rng": torch.get_rng_state(),
             "rng_devices": generators.states_of(generators.devices_of(self.params.values())),
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
+            "optimizer": optimizer_state(self.optimizer) if self.optimizer else None,
         }
         state |= {f"buffer/{name}": buffer.data.clone() for name, buffer in self._private_buffers.items()}
         for fragment, lane in enumerate(self._lanes):
@@ -339,7 +340,7 @@ class Replica:
             buffer.data.copy_(fitting(f"buffer/{name}", state, buffer))
         self.weight = state["weight"]
         if self.optimizer:
-            load_optimizer(self.optimizer, state["optimizer"])
+            load_optimizer_state(self.optimizer, state["optimizer"])
         torch.set_rng_state(state["rng"])
         generators.set_states(generators.devices_of(self.params.values()), state.get("rng_devices", []))
 

@@ -1,135 +1,40 @@
-"""What a run saves and how it continues: its books, its replicas, and the proof that it is the same run.
+"""What a run saves and how it continues: its books and its replicas, on any number of peers and shards.
 
 Between the training loop and the checkpoints on the disk; knows no file format and no training step.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from sparseloco.algorithm import Algorithm
+from sparseloco.background import Background
+from sparseloco.books import Books
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset
 from sparseloco.errors import CheckpointError
-from sparseloco.evaluation import Evaluation, World
-from sparseloco.model import known_by_content
+from sparseloco.evaluation import World
+from sparseloco.identity import check_identity, whole_identity
+from sparseloco.part_file import Packed, packed
 from sparseloco.replica import Replica
-from sparseloco.settings import RunConfig, TrainConfig, to_table
+from sparseloco.reshard_state import Cuts, cuts_of, reshard_inboxes, reshard_private, reshard_shared
+from sparseloco.settings import RunConfig
+from sparseloco.sharding import local_views
+from sparseloco.simulate import replica_rng_state
 from sparseloco.transport import Traffic, collect_early
 from sparseloco.types import Envelope, Key
+from sparseloco.whole import digest_of
 from sparseloco.writers import FanOut
-
-_MUST_EQUAL = ("algorithm", "model", "data", "train", "optimizer")
-_MAY_DIFFER = {
-    "train.workers",
-    "train.processes",
-    "train.log_every",
-    "train.evaluate_every",
-    "train.nonfinite",
-    "data.path",
-}
-"""Settings that a resumed run may change; a corpus is known by its hash, not by its place."""
-_MOST_NAMED = 4
-_PLAIN = (
-    "step",
-    "tokens",
-    "data_step",
-    "update_norm",
-    "delta_norm",
-    "residual_norm",
-    "round_bytes",
-    "counted",
-    "ended",
-)
-
-
-@dataclass
-class Clock:
-    """Seconds of training, and those spent on encoding, exchanging and applying; a pause between runs is left out."""
-
-    start: float = field(default_factory=time.perf_counter)
-    in_sync: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Seconds so far."""
-        return time.perf_counter() - self.start
-
-    @contextlib.contextmanager
-    def sync(self) -> Iterator[None]:
-        """Count this block as synchronization."""
-        before = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.in_sync += time.perf_counter() - before
-
-
-@dataclass
-class Books:
-    """What the loop remembers from one step to the next, beside its replicas.
-
-    Attributes:
-        losses: Since the last line of the log, one list per replica of this process.
-        step: Steps made.
-        tokens: Tokens that all replicas have seen.
-        data_step: Steps of the order of samples that are used up.
-        update_norm: Of the last round; the norms are None before the first.
-        delta_norm: At the last line of the log, as is ``residual_norm``.
-        round_bytes: Sent by one replica in the last round.
-        counted: Rounds and bytes when a round was last posted.
-        ended: Sources of text whose first epoch has ended.
-        abstentions: Messages without a contribution, of all peers.
-        validation: Last evaluation.
-    """
-
-    losses: list[list[float]]
-    step: int = 0
-    tokens: int = 0
-    data_step: int = 0
-    update_norm: float | None = None
-    delta_norm: float | None = None
-    residual_norm: float | None = None
-    round_bytes: int = 0
-    counted: tuple[int, int] = (0, 0)
-    ended: list[str] = field(default_factory=list)
-    abstentions: int = 0
-    validation: Evaluation | None = None
-    clock: Clock = field(default_factory=Clock)
-
-    def next_step(self, settings: TrainConfig) -> None:
-        """Count the step that begins."""
-        self.step += 1
-        self.data_step += 1
-        self.tokens += settings.workers * settings.batch_size * settings.sequence_length
-
-    def shared(self) -> dict[str, Any]:
-        """What is the same at every process, as plain values."""
-        seen = self.validation
-        return {
-            **{name: getattr(self, name) for name in (*_PLAIN, "abstentions")},
-            "validation": [seen.loss, seen.bits_per_byte, seen.tokens] if seen else None,
-            "seconds": self.clock.total,
-            "seconds_in_sync": self.clock.in_sync,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`shared`."""
-        for name in _PLAIN:
-            setattr(self, name, state[name])
-        self.abstentions = state.get("abstentions", 0)  # an earlier version had none
-        self.validation = Evaluation(*state["validation"]) if state["validation"] else None
-        self.clock = Clock(time.perf_counter() - state["seconds"], state["seconds_in_sync"])
 
 
 class Keeper:
     """Saves a run at the steps that its settings name, and continues it.
+
+    A part of a checkpoint is written by the process whose state it is: the shared state by the shards of peer 0, the
+    private state of each peer by its own shards.
 
     Args:
         folder: Where checkpoints are; the same for all processes of the run.
@@ -154,15 +59,12 @@ class Keeper:
     ) -> None:
         self.folder = folder
         self.config = config
+        self.algorithm = algorithm
         self.world = world
         self.saved_step: int | None = None
-        specs = world.replicas[0].specs
-        self._identity = {
-            **identity(config, dataset),
-            "tensors": {spec.name: f"{spec.dtype} {list(spec.shape)}" for spec in specs},
-            "fixed": world.replicas[0].fixed_digests(),
-            "parts": _flat("algorithm", algorithm.describe(specs).parts),
-        }
+        self._writer = Background()
+        self._begun: int | None = None
+        self._identity = whole_identity(config, algorithm, dataset, world.replicas[0])
         if resume is not None:
             check_identity(resume, self._identity)
             if resume.path.parent == folder.root:
@@ -180,27 +82,29 @@ class Keeper:
         return self.config.checkpoint.every > 0 and step % self.config.checkpoint.every == 0
 
     def save(self, books: Books, log: FanOut | None) -> bool:
-        """Write a checkpoint; one that cannot be written is warned about and costs nothing else."""
+        """Write a checkpoint, or begin to; one that cannot be written is warned about and costs nothing else.
+
+        What is saved is as it is now. Where the settings say so, only the copying is done here and a thread writes, one
+        checkpoint at a time; :meth:`wait` ends that.
+        """
+        self.wait()
         if self.saved_step == books.step:
             return True
         inboxes = collect_early(self.world.replicas[0], self.world.transport)
-        try:
-            for index, replica in enumerate(self.world.replicas):
-                with self.world.turn(index):
-                    private = {
-                        "replica": replica.private_state(),
-                        "losses": books.losses[index],
-                        "traffic": self.world.transport.traffic(replica.peer),
-                    }
-                self.folder.write_part(books.step, _part_of(replica.peer), private, in_turn=not self.world.is_main)
-            if self.world.is_main:
-                self._finish(books, log, inboxes)
-        except CheckpointError as error:
-            last = f"that of step {self.saved_step} stays" if self.saved_step else "there is no other of this start"
-            warnings.warn(f"{error}; {last}", stacklevel=2)
-            return False
-        self.saved_step = books.step
+        content = log.content() if log is not None else b""
+        write = partial(self._write, books.step, self._facts(books), content)
+        if not self.config.checkpoint.asynchronous:
+            return self._try(books.step, partial(write, self._parts(books, inboxes)))
+        self._writer.start(partial(write, list(self._parts(books, inboxes))))
+        self._begun = books.step
         return True
+
+    def wait(self) -> bool:
+        """Let a checkpoint that was begun be written; False if that failed, which is then warned about."""
+        if self._begun is None:
+            return True
+        step, self._begun = self._begun, None
+        return self._try(step, self._writer.wait)
 
     def load(self, checkpoint: Checkpoint, books: Books) -> bytes:
         """Continue from a checkpoint; returns the metrics until then.
@@ -214,112 +118,156 @@ class Keeper:
                 f"train.workers={self.config.train.workers}: must be {workers} as in the checkpoint, since "
                 "data.per_worker='source' deals the sources to the workers; go on with that number"
             )
-        shared = checkpoint.part("shared")
+        with self.world.replicas[0].shards.jointly("resume"):
+            self._load_states(checkpoint, books)
+        for replica in self.world.replicas:
+            if digest_of(replica) != checkpoint.facts["digest"]:
+                raise CheckpointError(f"{checkpoint.path}: shared state does not match its digest; remove that folder")
+        self._move(checkpoint, books)
+        return checkpoint.read("metrics.jsonl") if self.world.is_main else b""
+
+    def _load_states(self, checkpoint: Checkpoint, books: Books) -> None:
+        saved = _Saved(checkpoint, self._cuts())
+        shared = saved.shared()
         inboxes = [(Key(*key), rows) for key, rows in shared["inboxes"]]
         books.load(shared["books"])
         for index, replica in enumerate(self.world.replicas):
             with self.world.turn(index):
                 replica.load_shared_state(shared["replica"])
-                if replica.peer < workers:
-                    private = checkpoint.part(_part_of(replica.peer))
+                if replica.peer < checkpoint.facts["workers"]:
+                    private = saved.private(replica)
                     replica.load_private_state(private["replica"])
                     books.losses[index] = private["losses"]
                     self.world.transport.set_traffic(replica.peer, Traffic(*private["traffic"]))
-            if replica.digest() != checkpoint.facts["digest"]:
-                raise CheckpointError(f"{checkpoint.path}: shared state does not match its digest; remove that folder")
             for key, rows in inboxes:
                 self.world.transport.put_back(key, [_as_envelope(key, row, replica) for row in rows])
-        if workers != self.config.train.workers:
-            self._move(workers, books)
-        return checkpoint.read("metrics.jsonl") if self.world.is_main else b""
 
-    def _move(self, before: int, books: Books) -> None:
+    def _cuts(self) -> Cuts:
+        places = {name: view.place for name, view in local_views(self.world.model).items()}
+        return cuts_of(self.algorithm, self.world.replicas[0].specs, places)
+
+    def _move(self, checkpoint: Checkpoint, books: Books) -> None:
         """Another number of workers: no window is seen twice, and what happens to residuals is said."""
         settings = self.config.train
-        books.data_step = -(-books.data_step * before // settings.workers)  # rounded up
+        before, shards = checkpoint.facts["workers"], checkpoint.facts.get("shards", 1)
+        if before != settings.workers:
+            books.data_step = -(-books.data_step * before // settings.workers)  # rounded up
         if not self.world.is_main:
             return
+        if shards != settings.shards:
+            warnings.warn(
+                f"train.shards={settings.shards}: the checkpoint has {shards}; all state is dealt out anew, and from "
+                "here on the run equals one of that number up to rounding",
+                stacklevel=4,
+            )
         if settings.workers > before:
             fate = (
                 f"peers {before} to {settings.workers - 1} are new and start from the shared state without a residual"
             )
         else:
             fate = f"residuals of peers {settings.workers} to {before - 1} are dropped"
-        warnings.warn(f"train.workers={settings.workers}: the checkpoint has {before}; {fate}", stacklevel=3)
+        if settings.workers != before:
+            warnings.warn(f"train.workers={settings.workers}: the checkpoint has {before}; {fate}", stacklevel=4)
 
-    def _finish(self, books: Books, log: FanOut | None, inboxes: Mapping[Key, list[Envelope]]) -> None:
-        first, workers = self.world.replicas[0], self.config.train.workers
-        shared = {
-            "replica": first.shared_state(),
-            "inboxes": [[list(key), [_as_state(each) for each in inbox]] for key, inbox in inboxes.items()],
-            "books": books.shared(),
+    def _parts(self, books: Books, inboxes: Mapping[Key, list[Envelope]]) -> Iterator[tuple[str, Packed, str]]:
+        """Name, state and digest of every part that this process writes, one at a time."""
+        for index, replica in enumerate(self.world.replicas):
+            with self.world.turn(index):
+                private = {
+                    "replica": replica.private_state(),
+                    "losses": books.losses[index],
+                    "traffic": self.world.transport.traffic(replica.peer),
+                }
+            name = _part(_peer(replica.peer), replica.shards.rank, replica.shards.count)
+            yield name, packed(name, private), ""
+        if self.world.evaluates:
+            first = self.world.replicas[0]
+            shared = {
+                "replica": first.shared_state(),
+                "inboxes": [[list(key), [_as_state(each) for each in inbox]] for key, inbox in inboxes.items()],
+                "books": books.shared(),
+            }
+            name = _part("shared", first.shards.rank, first.shards.count)
+            yield name, packed(name, shared), first.digest()
+
+    def _facts(self, books: Books) -> dict[str, Any]:
+        settings = self.config.train
+        return {
+            "workers": settings.workers,
+            "shards": settings.shards,
+            "tokens": books.tokens,
+            "round": self.world.replicas[0].rounds,
+            "identity": self._identity,
         }
-        self.folder.write_part(books.step, "shared", shared)
-        self.folder.finish(
-            books.step,
-            parts=["shared", *map(_part_of, range(workers))],
-            facts={
-                "workers": workers,
-                "tokens": books.tokens,
-                "round": first.rounds,
-                "digest": first.digest(),
-                "identity": self._identity,
-            },
-            files={"metrics.jsonl": log.content() if log is not None else b""},
-        )
+
+    def _write(
+        self, step: int, facts: dict[str, Any], content: bytes, parts: Iterable[tuple[str, Packed, str]]
+    ) -> None:
+        for name, part, digest in parts:
+            self.folder.write_part(step, name, part, in_turn=not self.world.is_main, digest=digest)
+        if self.world.is_main:
+            kinds = ["shared", *map(_peer, range(facts["workers"]))]
+            names = [_part(kind, shard, facts["shards"]) for kind in kinds for shard in range(facts["shards"])]
+            self.folder.finish(step, parts=names, facts=facts, files={"metrics.jsonl": content})
+
+    def _try(self, step: int, write: Callable[[], None]) -> bool:
+        try:
+            write()
+        except CheckpointError as error:
+            last = f"that of step {self.saved_step} stays" if self.saved_step else "there is no other of this start"
+            warnings.warn(f"{error}; {last}", stacklevel=3)
+            return False
+        self.saved_step = step
+        return True
 
 
-def identity(config: RunConfig, dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Settings and text that a resumed run must have in common with what it was."""
-    table = to_table(config)
-    settings = {f"{section}.{key}": value for section in _MUST_EQUAL for key, value in table[section].items()}
-    settings |= known_by_content(config)
-    return {
-        "settings": {
-            **{name: value for name, value in settings.items() if name not in _MAY_DIFFER},
-            "corpus.sha256": dataset.corpus_sha256,
-            "corpus.vocab_size": dataset.vocab_size,
+class _Saved:
+    """The parts of a checkpoint as the shard at ``cuts`` continues from them."""
+
+    def __init__(self, checkpoint: Checkpoint, cuts: Cuts) -> None:
+        self.checkpoint = checkpoint
+        self.cuts = cuts
+        self.count: int = checkpoint.facts.get("shards", 1)  # an earlier version knew of none
+
+    def shared(self) -> dict[str, Any]:
+        if self.count == self.cuts.count:
+            return self._own("shared")
+        states = self._all("shared")
+        return {
+            "replica": reshard_shared([state["replica"] for state in states], self.cuts),
+            "inboxes": reshard_inboxes([state["inboxes"] for state in states], self.cuts),
+            "books": states[0]["books"],
         }
-    }
+
+    def private(self, replica: Replica) -> dict[str, Any]:
+        if self.count == self.cuts.count:
+            return self._own(_peer(replica.peer))
+        states = self._all(_peer(replica.peer))
+        mine = reshard_private([state["replica"] for state in states], self.cuts)
+        if self.cuts.shard >= self.count:
+            mine["rng"] = replica_rng_state(replica.seed, replica.peer, self.cuts.shard)
+        # Bytes are those of the whole replica, so it does not matter which shard goes on counting them.
+        traffic = [sum(each) for each in zip(*(state["traffic"] for state in states), strict=True)]
+        return {
+            "replica": mine,
+            "losses": states[0]["losses"],
+            "traffic": traffic if self.cuts.shard == 0 else [0] * len(traffic),
+        }
+
+    def _own(self, kind: str) -> Any:
+        return self.checkpoint.part(_part(kind, self.cuts.shard, self.count))
+
+    def _all(self, kind: str) -> list[Any]:
+        return [self.checkpoint.stored_part(_part(kind, shard, self.count)) for shard in range(self.count)]
 
 
-def check_identity(checkpoint: Checkpoint, mine: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a checkpoint of another run.
-
-    Args:
-        checkpoint: Where to continue.
-        mine: What the run is now, in groups; of the groups that differ only the first is named.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    theirs = checkpoint.facts["identity"]
-    for group, now in json.loads(json.dumps(mine)).items():
-        told = _differences(theirs.get(group, now), now)  # an earlier version saved fewer groups
-        if told:
-            more = f", and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
-            raise CheckpointError(
-                f"{checkpoint.path}: must come from this run, but {', '.join(told[:_MOST_NAMED])}{more}; "
-                "resume with the same settings, text and model, or start anew in another folder"
-            )
+def _peer(number: int) -> str:
+    return f"peer-{number:04}"
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    if "algorithm.preset" in names:  # other presets have other keywords
-        names = [name for name in names if name == "algorithm.preset" or not name.startswith("algorithm.")]
-    return [f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names]
-
-
-def _flat(prefix: str, part: Any) -> dict[str, Any]:
-    """Nested settings of an algorithm by dotted name."""
-    if isinstance(part, Mapping):
-        return {name: value for key, item in part.items() for name, value in _flat(f"{prefix}.{key}", item).items()}
-    return {prefix: part}
-
-
-def _part_of(peer: int) -> str:
-    return f"peer-{peer:04}"
+def _part(kind: str, shard: int, count: int) -> str:
+    """Name of a part; one of a replica that is not sharded has no number of a shard."""
+    return f"{kind}-shard-{shard:04}" if count > 1 else kind
 
 
 def _as_state(envelope: Envelope) -> dict[str, Any]:

@@ -1,8 +1,6 @@
-"""What a replica checks of saved state before it takes it over, and how an inner optimizer takes over its own."""
+"""What a replica checks of saved state before it takes it over."""
 
 from __future__ import annotations
-
-import copy
 
 import torch
 from torch import Tensor
@@ -45,14 +43,6 @@ def expect_all_blocks(state: StateDict) -> None:
 def count_blocks(state: StateDict) -> int:
     """Tensors of shared state."""
     return sum(path.startswith(("anchor/", "outer/", "codec/")) for path in state)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
-    """Load a state dict with the types it has: torch alone would cast it to those of the parameters."""
-    optimizer.load_state_dict(copy.deepcopy(state))  # torch would share its tensors
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for number, saved in state["state"].items():
-        optimizer.state[params[number]] = copy.deepcopy(saved)
 
 
 def digest_of_any(tensor: Tensor) -> str:

@@ -136,6 +136,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
 
     Attributes:
         workers: Replicas.
+        shards: Processes that hold one replica together, sharded with FSDP2. More than 1 needs ``processes`` or
+            torchrun, and ``panels`` in the method.
         steps: Optimizer steps of each replica; a file may say ``rounds`` instead.
         batch_size: Sequences per replica and optimizer step.
         accumulation: Micro-batches per optimizer step; divides ``batch_size``.
@@ -152,6 +154,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """
 
     workers: int = 4
+    shards: int = 1
     steps: int = 450
     batch_size: int = 8
     accumulation: int = 1
@@ -165,7 +168,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     nonfinite: Literal["abstain", "stop"] = "abstain"
 
     def __post_init__(self) -> None:
-        for name in ("workers", "steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
+        for name in ("workers", "shards", "steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
             _at_least("train", name, getattr(self, name), 1)
         _at_least("train", "sequence_length", self.sequence_length, 2, use="128")
         _at_least("train", "evaluation_tokens", self.evaluation_tokens, self.sequence_length, why=" (one sequence)")
@@ -174,6 +177,11 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 f"train.accumulation={self.accumulation}: must divide batch_size={self.batch_size}; "
                 f"use {_either(divisors)}"
+            )
+        if self.batch_size % (self.shards * self.accumulation):
+            raise ConfigError(
+                f"train.batch_size={self.batch_size}: must be a multiple of shards={self.shards} times accumulation="
+                f"{self.accumulation}, since every shard sees an equal part; use {self.shards * self.accumulation}"
             )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"train.seed={self.seed}: must be in 0..2**63 - 1; use 0")
@@ -260,10 +268,12 @@ class CheckpointConfig(Section, frozen=True, kw_only=True):
     Attributes:
         every: Steps between two checkpoints; 0 for none but those.
         keep: Complete checkpoints that stay on the disk.
+        asynchronous: Copy state and train on while a thread writes it; needs memory for one more copy.
     """
 
     every: int = 0
     keep: int = 2
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         _at_least("checkpoint", "every", self.every, 0)
@@ -308,6 +318,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:
+        if self.train.shards > 1 and self.optimizer.name == "muon":
+            raise ConfigError(
+                "optimizer.name='muon': must be adamw or sgd with train.shards above 1, since its orthogonalization "
+                "needs whole matrices and would round differently on shards; use adamw"
+            )
         if self.optimizer.warmup_steps >= self.train.steps:
             raise ConfigError(
                 f"optimizer.warmup_steps={self.optimizer.warmup_steps}: must be below train.steps="

@@ -78,6 +78,15 @@ class Shards:
         torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN, group=self._mesh.get_group())
         return int(vote.item())
 
+    def gather(self, *values: float) -> list[tuple[float, ...]]:
+        """These numbers of each of them, in order; all must ask. Float64, so whole numbers below 2**53 are exact."""
+        if self.count == 1:
+            return [values]
+        mine = torch.tensor(values, dtype=torch.float64, device=self._mesh.device_type)
+        rows = [torch.empty_like(mine) for _ in range(self.count)]
+        torch.distributed.all_gather(rows, mine, group=self._mesh.get_group())
+        return [tuple(row.tolist()) for row in rows]
+
     def agree(self, good: bool) -> bool:
         """Whether ``good`` at all of them; all must ask."""
         return bool(self.least(int(good)))
@@ -127,6 +136,20 @@ def reshard(module: nn.Module) -> None:
 def plain(tensor: Tensor) -> Tensor:
     """The local shard of a DTensor, sharing its memory; any other tensor as it is."""
     return tensor.detach().to_local() if _is_dtensor(tensor) else tensor
+
+
+def wrapped(local: Tensor, param: Tensor) -> Tensor:
+    """A copy of ``local`` that is sharded as ``param`` is, in the type of ``local``; the inverse of :func:`plain`."""
+    if not _is_dtensor(param):
+        return local.clone()
+    whole = torch.empty_like(param.detach(), dtype=local.dtype)
+    plain(whole).copy_(local)
+    return whole
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, gathered from its shards, which must all ask; any other tensor as it is."""
+    return tensor.detach().full_tensor() if _is_dtensor(tensor) else tensor
 
 
 def place_of(name: str, tensor: Tensor) -> Place:

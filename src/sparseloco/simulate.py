@@ -81,6 +81,11 @@ class Cohort:
         """A simulation is one process, and that is the one that writes."""
         return True
 
+    @property
+    def evaluates(self) -> bool:
+        """It holds all replicas, whole."""
+        return True
+
     def mean(self, value: float) -> float:
         """Mean over processes: there is one."""
         return value
@@ -124,8 +129,11 @@ class Cohort:
             stage.data = tensor
 
 
-def replica_rng_state(seed: int, peer: int) -> Tensor:
-    """State of the CPU generator that replica ``peer`` starts with; the same in a process of its own."""
+def replica_rng_state(seed: int, peer: int, shard: int = 0) -> Tensor:
+    """State of the CPU generator that replica ``peer`` starts with; the same in a process of its own.
+
+    The first shard has that of a replica that is not sharded, each other one a state of its own.
+    """
     generator = torch.Generator()
-    generator.manual_seed(derive_key(seed, peer, _RNG_SALT))
+    generator.manual_seed(derive_key(seed, peer, _RNG_SALT, *([shard] if shard else [])))
     return generator.get_state()

@@ -10,26 +10,27 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
-from sparseloco.absences import advised, note_absences, step_if_finite
+from sparseloco.absences import advised, note_absences
 from sparseloco.algorithm import Algorithm
+from sparseloco.books import Books
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset, check_windows, train_sampler
-from sparseloco.errors import Interrupted
-from sparseloco.evaluation import Evaluation, World, anchored, autocast, check_finite, evaluate_anchor
-from sparseloco.local import InnerSteps, OptimizerSpec
+from sparseloco.errors import ConfigError, Interrupted
+from sparseloco.evaluation import Evaluation, World, check_finite, evaluate_anchor
+from sparseloco.inner_step import inner_step
+from sparseloco.meter import Meter, learning_rate
 from sparseloco.metrics import Status, named_errors, write_atomically
-from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, next_token_loss, save_model
+from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, save_model
 from sparseloco.replica import Replica
-from sparseloco.resume import Books, Keeper
-from sparseloco.schedule import value_at
-from sparseloco.settings import RunConfig, TrainConfig, to_toml
+from sparseloco.resume import Keeper
+from sparseloco.settings import RunConfig, to_toml
 from sparseloco.simulate import Cohort
-from sparseloco.transport import Traffic, drain, post_due, settle
+from sparseloco.transport import drain, post_due, settle
+from sparseloco.whole import digest_of, norms, whole_model
 from sparseloco.writers import FanOut, open_log
 
 ProgressCallback = Callable[[Status], None]
@@ -83,6 +84,7 @@ def train(
     """
     check_windows(dataset, config.train.sequence_length)
     if world is None:
+        check_simulated(config)
         model = build_run_model(config, dataset.vocab_size)
         world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed, nonfinite=config.train.nonfinite)
     check_tokens(config, world.model, dataset)
@@ -107,21 +109,24 @@ def train(
     if log is not None and out is not None:
         with named_errors(out):
             write_atomically(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-            if keep_model:
-                with world.turn(0) as replica, anchored(world.model, replica):
-                    save_model(world.model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
+    if keep_model and out is not None and world.evaluates:
+        with whole_model(world, partial(build_run_model, config, dataset.vocab_size)) as model:
+            if world.is_main:
+                save_model(model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
     return summary
 
 
-def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:
-    """Gradient of the mean loss over ``batch`` in ``accumulation`` equal parts; returns that loss."""
-    total = 0.0
-    for part in batch.chunk(settings.accumulation):
-        with autocast(settings):
-            loss = next_token_loss(model, part) / settings.accumulation
-        loss.backward()
-        total += float(loss.detach())
-    return total
+def check_simulated(config: RunConfig) -> None:
+    """Refuse shards in one process.
+
+    Raises:
+        ConfigError: if the settings ask for them.
+    """
+    if config.train.shards > 1:
+        raise ConfigError(
+            f"train.shards={config.train.shards}: must be 1 where all replicas live in one process; add --processes, "
+            "or start one rank per shard with torchrun"
+        )
 
 
 class _Run:
@@ -148,6 +153,7 @@ class _Run:
         self.log = log
         self.progress = progress
         self.stop = stop
+        self.meter = Meter(world)
         self.sampler = train_sampler(
             dataset,
             self.settings.sequence_length,
@@ -160,13 +166,10 @@ class _Run:
     def first(self) -> Replica:
         return self.world.replicas[0]
 
-    @property
-    def traffic(self) -> Traffic:
-        return self.world.transport.traffic(self.first.peer)
-
     def loop(self) -> None:
         books, steps = self.books, self.settings.steps
         train_loss = math.nan
+        self._count_round()
         if not books.step:
             self._evaluate()
         while books.step < steps:
@@ -185,6 +188,7 @@ class _Run:
         self._drain()
         if self.keeper is not None:
             self.keeper.save(books, self.log)
+            self.keeper.wait()
         self._evaluate()
         self._report(steps, train_loss)  # again, for the last evaluation
 
@@ -194,6 +198,8 @@ class _Run:
         saved = False
         if self.keeper is not None and (stopping or self.keeper.is_due(step)):
             saved = self.keeper.save(self.books, self.log)
+        if stopping and self.keeper is not None:
+            saved = self.keeper.wait() and saved
         if stopping:
             if self.log is not None:  # for whoever watches; the checkpoint's log, with which a resume starts, lacks it
                 self.log.write("interrupted", step=step, saved=saved)
@@ -211,7 +217,7 @@ class _Run:
         losses: list[float] = []
         for index, replica in enumerate(self.world.replicas):
             with self.world.turn(index):
-                loss = self._inner_step(replica, step)
+                loss = inner_step(self.world.model, replica, self.sampler, self.books, self.config)
                 with self.books.clock.sync():
                     post_due(replica, self.world.transport)
             if loss is not None:
@@ -220,19 +226,9 @@ class _Run:
         self._count_round()
         return sum(losses) / len(losses) if losses else math.nan
 
-    def _inner_step(self, replica: Replica, step: int) -> float | None:
-        """Loss of one inner step; None of a replica that sits out the rest of the round and only counts steps."""
-        batch_size, num_slots = self.settings.batch_size, self.settings.batch_size * self.settings.workers
-        if not replica.is_abstaining:
-            slots = range(replica.peer * batch_size, (replica.peer + 1) * batch_size)
-            batch = self.sampler.batch(slots, self.books.data_step - 1, num_slots)
-            loss = accumulate_gradients(self.world.model, batch, self.settings)
-            return step_if_finite(replica, loss, step, self.config)
-        replica.stepped()
-        return None
-
     def _count_round(self) -> None:
-        rounds, sent = self.first.rounds, self.traffic.sent
+        self.meter.read()
+        rounds, sent = self.first.rounds, self.meter.traffic.sent
         if rounds > self.books.counted[0]:
             self.books.round_bytes = sent - self.books.counted[1]
             self.books.counted = (rounds, sent)
@@ -257,7 +253,7 @@ class _Run:
         for index, replica in enumerate(self.world.replicas):
             if keys := replica.due():
                 with self.world.turn(index), self.books.clock.sync(), advised(self.config):
-                    norm = settle(replica, self.world.transport)
+                    norm = norms(replica, settle(replica, self.world.transport))[0]
                 self.books.update_norm = norm if index == 0 else self.books.update_norm
                 for key in keys:
                     where = (replica.peer, key.round, key.fragment)
@@ -272,7 +268,7 @@ class _Run:
         note_absences(self.world, self.books, self.log)
 
     def _evaluate(self) -> None:
-        if not self.world.is_main:
+        if not self.world.evaluates:
             return
         self.books.validation = self._evaluated("validation")
 
@@ -286,7 +282,7 @@ class _Run:
                 step=self.books.step,
                 round=self.first.rounds,
                 tokens=self.books.tokens,
-                bytes_sent=self.traffic.sent,
+                bytes_sent=self.meter.traffic.sent,
                 loss=result.loss,
                 bits_per_byte=result.bits_per_byte,
                 evaluated_tokens=result.tokens,
@@ -298,10 +294,11 @@ class _Run:
         trained = self.world.mean(float(len(means)))
         train_loss = self.world.mean(sum(means)) / trained if trained else math.nan
         self.books.losses = [[] for _ in self.books.losses]
-        if not self.world.is_main:
+        if not self.world.evaluates:
             return
         with self.world.turn(0) as replica:
-            self.books.delta_norm, self.books.residual_norm = replica.delta_norm(), replica.residual_norm()
+            own = replica.delta_norm(), replica.residual_norm()
+            self.books.delta_norm, self.books.residual_norm = norms(replica, *own)
         if self.log is None:
             return
         self.log.write(
@@ -310,11 +307,11 @@ class _Run:
             round=self.first.rounds,
             tokens=self.books.tokens,
             train_loss=train_loss,
-            lr=_learning_rate(self.first, step),
-            bytes_sent=self.traffic.sent,
-            bytes_received=self.traffic.received,
+            lr=learning_rate(self.first.algorithm, step),
+            bytes_sent=self.meter.traffic.sent,
+            bytes_received=self.meter.traffic.received,
             round_bytes=self.books.round_bytes,
-            compression=self._compression(),
+            compression=self.meter.compression,
             seconds=self.books.clock.total,
             seconds_in_sync=self.books.clock.in_sync,
             tokens_per_s=self.books.tokens / self.books.clock.total,
@@ -334,11 +331,11 @@ class _Run:
                 train_loss=train_loss,
                 validation_loss=validation.loss if validation else None,
                 tokens_per_s=self.books.tokens / elapsed,
-                bytes_sent=self.traffic.sent,
+                bytes_sent=self.meter.traffic.sent,
                 seconds_left=elapsed / step * (steps - step),
                 round=self.first.rounds,
                 round_bytes=self.books.round_bytes,
-                compression=self._compression(),
+                compression=self.meter.compression,
                 delta_norm=self.books.delta_norm,
                 residual_norm=self.books.residual_norm,
                 update_norm=self.books.update_norm,
@@ -346,18 +343,16 @@ class _Run:
             )
         )
 
-    def _compression(self) -> float | None:
-        sent = self.traffic.sent
-        return self.first.dense_bytes() / sent if sent else None
-
     def summary(self, label: str, algorithm: Algorithm) -> dict[str, Any]:
         """Figures of the finished run; the test split is read here for the first time."""
         seconds, in_sync = self.books.clock.total, self.books.clock.in_sync
-        if not self.world.is_main:
+        if not self.world.evaluates:
             return {}
         assert self.books.validation is not None
-        held_out = self._evaluated("test")
-        traffic = self.traffic
+        held_out, digest = self._evaluated("test"), digest_of(self.first)
+        if not self.world.is_main:
+            return {}
+        traffic = self.meter.traffic
         recipe = algorithm.recipe
         return {
             "label": label,
@@ -370,23 +365,16 @@ class _Run:
             "abstentions": self.books.abstentions,
             "steps": self.settings.steps,
             "workers": self.settings.workers,
+            "shards": self.settings.shards,
             "parameters": sum(spec.numel for spec in self.first.specs),
             "bytes_sent_per_replica": traffic.sent,
             "bytes_received_per_replica": traffic.received,
-            "dense_bytes_per_replica": self.first.dense_bytes(),
-            "compression": self._compression(),
+            "dense_bytes_per_replica": self.meter.dense_bytes,
+            "compression": self.meter.compression,
             "seconds": seconds,
             "seconds_in_sync": in_sync,
             "corpus": self.corpus[0],
             "corpus_sha256": self.corpus[1],
-            "digest": self.first.digest(),
+            "digest": digest,
             "settings": dict(recipe.settings) if recipe else {},
         }
-
-
-def _learning_rate(replica: Replica, step: int) -> float | None:
-    """Learning rate of the local phase, or of the outer optimizer where gradients are sent."""
-    local, outer = replica.algorithm.local, replica.algorithm.outer
-    spec: OptimizerSpec | None = local.optimizer if isinstance(local, InnerSteps) else getattr(outer, "spec", None)
-    rate = spec.lr if spec is not None else getattr(outer, "lr", None)
-    return None if rate is None else value_at(rate, step)

@@ -170,8 +170,9 @@ def _with(checkpoint: Any) -> Any:
 
 def test_a_new_worker_starts_from_the_shared_state_alone(tmp_path: Path) -> None:
     """Its live parameters are the anchor, its residual is empty, its random numbers are its own."""
+    from sparseloco.books import Books
     from sparseloco.checkpoint import CheckpointFolder
-    from sparseloco.resume import Books, Keeper
+    from sparseloco.resume import Keeper
     from sparseloco.simulate import Cohort
 
     algorithm = METHODS["sparseloco_delayed"]()
@@ -196,9 +197,11 @@ def test_a_new_worker_starts_from_the_shared_state_alone(tmp_path: Path) -> None
 
 def test_another_number_of_workers_is_refused_where_sources_are_dealt_out(tmp_path: Path) -> None:
     """C-21: the order of samples of each source follows from the number of its workers."""
+    from sparseloco.books import Books
     from sparseloco.checkpoint import CheckpointFolder
     from sparseloco.data.settings import DataConfig, SourceConfig
-    from sparseloco.resume import Books, Keeper, identity
+    from sparseloco.identity import identity
+    from sparseloco.resume import Keeper
     from sparseloco.simulate import Cohort
 
     algorithm = METHODS["sparseloco"]()

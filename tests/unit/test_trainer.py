@@ -17,11 +17,12 @@ from sparseloco import ConfigError, DivergenceError, WarmupCosine, adamw, preset
 from sparseloco.algorithm import Recipe
 from sparseloco.data import Dataset, Sampler, load_corpus, prepare
 from sparseloco.evaluation import Evaluation, evaluate_anchor
+from sparseloco.inner_step import accumulate_gradients
 from sparseloco.launch import train_processes
 from sparseloco.model import next_token_loss
 from sparseloco.settings import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from sparseloco.simulate import Cohort
-from sparseloco.trainer import accumulate_gradients, build_run_model, train
+from sparseloco.trainer import build_run_model, train
 from sparseloco.types import Envelope
 
 Output = namedtuple("Output", "logits")

@@ -54,6 +54,9 @@ def train(
         typer.Option(metavar="PATH", show_default=False, help="A text file or a directory of text files."),
     ] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Number of replicas.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(metavar="S", show_default=False, help="Processes that hold one replica together.")
+    ] = None,
     processes: Annotated[bool, typer.Option("--processes", help="Run each replica as a process of its own.")] = False,
     no_model: Annotated[bool, typer.Option("--no-model", help="Do not keep the trained model.")] = False,
     out: OutPath = None,
@@ -64,8 +67,9 @@ def train(
 ) -> None:
     """Train one model and write a run folder with metrics, checkpoints, summary, report and the trained model.
 
-    Needs no further terminal or environment variable. Started by torchrun, each rank is one replica. Ctrl-C stops
-    after saving; `sparseloco train --resume RUN` continues the run in that folder.
+    Needs no further terminal or environment variable. Started by torchrun, each rank is one replica, or
+    one shard of it with --shards. Ctrl-C stops after saving; `sparseloco train --resume RUN` continues the run in
+    that folder.
     """
     from sparseloco.cli import folders, runs
     from sparseloco.cli.screen import Screen
@@ -74,7 +78,12 @@ def train(
     if resume:
         config, out = _resumed(config, out, overwrite)
 
-    shorthands = {"data.path": data, "train.workers": workers, "train.processes": processes or None}
+    shorthands = {
+        "data.path": data,
+        "train.workers": workers,
+        "train.shards": shards,
+        "train.processes": processes or None,
+    }
     # JSON's strings, numbers and booleans are TOML's as well.
     asked = [f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in shorthands.items() if v is not None]
     settings = load_config(config, [*overrides, *asked])

@@ -31,6 +31,7 @@ from sparseloco.cli.shell import STOPPING, say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
 from sparseloco.data import Dataset, check_windows, open_dataset
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
+from sparseloco.identity import check_identity, identity
 from sparseloco.launch import (
     is_torchrun,
     launch_command,
@@ -42,9 +43,8 @@ from sparseloco.launch import (
 from sparseloco.metrics import write_atomically
 from sparseloco.model import located
 from sparseloco.report import Run, load_run, write_report
-from sparseloco.resume import check_identity, identity
 from sparseloco.settings import RunConfig, TransportConfig
-from sparseloco.trainer import CHECKPOINTS, train
+from sparseloco.trainer import CHECKPOINTS, check_simulated, train
 from sparseloco.writers import check_writers
 
 
@@ -174,10 +174,12 @@ def checked_algorithm(config: RunConfig) -> Algorithm:
     algorithm = build_algorithm(config)
     if not is_torchrun():
         check_memory(config, algorithm)
+    if not is_torchrun() and not config.train.processes:
+        check_simulated(config)
     by_torchrun = config.transport.kind == "process_group" and not config.train.processes
     if by_torchrun and not is_torchrun():
         raise ConfigError(
-            "transport.kind='process_group': must be started by torchrun, one rank per replica; "
+            "transport.kind='process_group': must be started by torchrun, one rank per replica or shard; "
             "use --processes to start them on this machine, or set transport.kind=loopback"
         )
     return algorithm

@@ -136,7 +136,7 @@ def _launcher(folder: Path) -> list[str]:
     train = table["train"]
     if table.get("transport", {}).get("kind") != "process_group" or train.get("processes"):
         return []
-    return ["torchrun", "--nproc-per-node", str(train.get("workers", 1)), "-m"]
+    return ["torchrun", "--nproc-per-node", str(train.get("workers", 1) * train.get("shards", 1)), "-m"]
 
 
 def _record(folder: Path, line: str) -> dict[str, Any]:
