@@ -172,7 +172,7 @@ def anchored(model: nn.Module, replica: Replica) -> Iterator[None]:
     before = [(tensor, tensor.data) for name, tensor in tensors if name in anchor]
     for name, tensor in tensors:
         if name in anchor:
-            tensor.data = anchor[name].to(tensor.dtype)
+            tensor.data = anchor[name].to(tensor.device, tensor.dtype)
     model.eval()
     try:
         yield
