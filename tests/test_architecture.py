@@ -24,6 +24,7 @@ LAYERS = {
     "L2": {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
         "inbox", "saved", "replica", "citations", "generators", "support", "optimizer_state", "reshard_state",
+        "staging",
     },
     "L3": {"wire", "transport", "session", "checkpoint", "part_file", "background"},
     "L4": {

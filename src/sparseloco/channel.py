@@ -7,7 +7,7 @@ dense is made beside the state. This module must not know what a replica, a sche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -107,13 +107,13 @@ class Channel:
         return all(part.portable for part in (self.layout, self.compressor, *self.transforms))
 
     def init(
-        self, specs: Sequence[TensorSpec], tensors: Sequence[Tensor], places: Sequence[Place] = ()
+        self, specs: Sequence[TensorSpec], tensors: Iterable[Tensor], places: Sequence[Place] = ()
     ) -> ChannelState:
         """Fresh state with ``tensors`` as anchor; the residual starts at zero.
 
         Args:
             specs: Table of whole tensors.
-            tensors: What is here of them.
+            tensors: What is here of them; the state lies where they do.
             places: Where that lies in them; empty if it is all.
         """
         state = ChannelState(tuple(specs))

@@ -191,7 +191,7 @@ def _swapped_in(model: nn.Module, replica: Replica) -> Callable[[], None]:
     tensors = [(name, tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()] if name in anchor]
     before = [(tensor, tensor.data) for _, tensor in tensors]
     for name, tensor in tensors:
-        tensor.data = anchor[name].to(tensor.dtype)
+        tensor.data = anchor[name].to(tensor.device, tensor.dtype)
 
     def put_back() -> None:
         for tensor, data in before:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
 from sparseloco.sharding import LocalView, Shards, plain
-from sparseloco.types import Merge, OuterOptimizer, Payload, Source, TensorSpec
+from sparseloco.staging import Staging
+from sparseloco.types import Envelope, Merge, OuterOptimizer, Payload, Source, TensorSpec
 
 StateDict = dict[str, Any]
 """Flat dictionary of tensors and plain values, by path."""
@@ -47,6 +48,7 @@ class Lane:
         tensors: Live parameters or buffers; their values, or the local shards', are read and written in place.
         local: What a delta is made of.
         round: Number of the next message.
+        staging: Where the state lies.
         in_flight: Messages that were posted and not settled, by round.
         abstains: What was not finite since the last message, so that the next one contributes nothing; else empty.
     """
@@ -57,6 +59,7 @@ class Lane:
     outer: OuterOptimizer
     merge: Merge
     state: ChannelState
+    staging: Staging
     round: int = 0
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     abstains: str = ""
@@ -112,13 +115,21 @@ class Lane:
         digest = hex_digest(*self.digest_lanes())
         payload = None
         if not self.abstains:
-            payload = self.channel.outgoing(self._sources(step), self.state, key=key)
+            sources = [replace(source, end=self.staging.home(source.end)) for source in self._sources(step)]
+            payload = self.channel.outgoing(sources, self.state, key=key)
         self.local.posted_(self.tensors)
         sent = InFlight(payload, digest, self._snapshot(), self.abstains)
         self.abstains = ""
         self.in_flight[self.round] = sent
         self.round += 1
         return sent
+
+    def settle(self, inbox: Sequence[Envelope], sent: InFlight, step: int) -> float:
+        """Reduce the inbox of a message, step the anchor and merge; the 2-norm of the update."""
+        with self.staging.lent(self.live()) as live:
+            return self.channel.settle_(
+                inbox, self.state, live, outer=self.outer, merge=self.merge, snapshot=sent.snapshot, step=step
+            )
 
     def check_finite(self, step: int) -> None:
         """Raise what :meth:`post` would raise for a delta that is not finite."""
@@ -211,7 +222,7 @@ class Lane:
         return InFlight(sent, state["digest"], snapshot, state.get("abstained", ""))
 
     def _snapshot(self) -> list[Tensor] | None:
-        return [t.clone() for t in self.live()] if self.merge.needs_snapshot else None
+        return [self.staging.kept(t) for t in self.live()] if self.merge.needs_snapshot else None
 
     def _named(self, tensors: Sequence[Tensor]) -> list[tuple[TensorSpec, Tensor]]:
         return list(zip(self.state.specs, tensors, strict=True))
@@ -244,19 +255,21 @@ def agreed_fault(lanes: Sequence[Lane], step: int, shards: Shards) -> DeltaError
     )
 
 
-def parameter_lane(algorithm: Algorithm, specs: Sequence[TensorSpec], views: Sequence[LocalView]) -> Lane:
+def parameter_lane(
+    algorithm: Algorithm, specs: Sequence[TensorSpec], views: Sequence[LocalView], staging: Staging
+) -> Lane:
     """A fragment of trainable parameters."""
-    state = algorithm.channel.init(specs, [view.tensor for view in views], [view.place for view in views])
-    return Lane(
-        [view.param for view in views], algorithm.local, algorithm.channel, algorithm.outer, algorithm.merge, state
-    )
+    homes = (staging.home(view.tensor) for view in views)
+    state = algorithm.channel.init(specs, homes, [view.place for view in views])
+    params = [view.param for view in views]
+    return Lane(params, algorithm.local, algorithm.channel, algorithm.outer, algorithm.merge, state, staging)
 
 
-def buffer_lane(buffers: dict[str, Tensor]) -> Lane:
+def buffer_lane(buffers: dict[str, Tensor], staging: Staging) -> Lane:
     """All floating-point buffers together: their plain mean, whatever the method does with parameters."""
     specs = [TensorSpec(name, tuple(b.shape), b.dtype) for name, b in buffers.items()]
-    state = BUFFER_CHANNEL.init(specs, list(buffers.values()))
-    return Lane(list(buffers.values()), InnerSteps(), BUFFER_CHANNEL, Sgd(), Replace(), state)
+    state = BUFFER_CHANNEL.init(specs, map(staging.home, buffers.values()))
+    return Lane(list(buffers.values()), InnerSteps(), BUFFER_CHANNEL, Sgd(), Replace(), state, staging)
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from sparseloco.algorithm import Algorithm
 from sparseloco.bits import hex_digest
 from sparseloco.errors import ConfigError, DeltaError, check_choice
 from sparseloco.inbox import Absence, check_same, contributions
-from sparseloco.kernels.fast import digest_tensors
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, agreed_fault, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.local import Gradients, forget_moments
@@ -27,8 +26,9 @@ from sparseloco.optimizer_state import load_optimizer_state, optimizer_state
 from sparseloco.reduce import check_weight
 from sparseloco.saved import count_blocks, digest_of_any, expect, expect_all_blocks
 from sparseloco.sharding import local_views, plain, reshard, shards_of, whole
+from sparseloco.staging import STORAGES, Staging
 from sparseloco.support import check_shards
-from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
+from sparseloco.types import Envelope, Key, Payload, TensorSpec
 
 POLICIES = ("abstain", "stop")
 """What numbers that are not finite do to their replica."""
@@ -51,6 +51,8 @@ class Replica:
         nonfinite: What a delta that is not finite does: ``abstain`` posts a message without a contribution and starts
             over from the anchor, with a warning, and the round goes on among the others; ``stop`` raises. Peers may
             differ in it.
+        storage: Where anchor, residual and outer state lie: ``device``, with the parameters, or ``host``, in main
+            memory, where they are then encoded and settled too. The inner optimizer keeps its state where it has it.
         stepped_by: The optimizer of the caller's loop, if it makes the inner steps: its state starts anew whenever the
             parameters are reset.
 
@@ -70,9 +72,11 @@ class Replica:
         peer: int = 0,
         seed: int = 0,
         nonfinite: str = "abstain",
+        storage: str = "device",
         stepped_by: torch.optim.Optimizer | None = None,
     ) -> None:
         check_choice("nonfinite", nonfinite, POLICIES)
+        check_choice("storage", storage, STORAGES)
         self.algorithm = algorithm
         self.peer = peer
         self.seed = seed
@@ -81,6 +85,7 @@ class Replica:
         self.step = 0
         self.weight = 1
         self.absent: list[Absence] = []
+        self._staging = Staging(storage)
         views = local_views(model)
         self.shards = shards_of(views)
         self._reshard = partial(reshard, model)
@@ -92,8 +97,8 @@ class Replica:
         check_shards(algorithm, {name: views[name].place for name in self.params})
         self.optimizer = algorithm.local.build(self.params)
         self._lanes = [
-            parameter_lane(algorithm, [self.specs[i] for i in rows], [views[self.specs[i].name] for i in rows])
-            for rows in algorithm.fragments.assign(self.specs)
+            parameter_lane(algorithm, specs, [views[spec.name] for spec in specs], self._staging)
+            for specs in ([self.specs[i] for i in rows] for rows in algorithm.fragments.assign(self.specs))
         ]
         self._add_buffers(model)
         self.fingerprint = algorithm.fingerprint([spec for lane in self._lanes for spec in lane.state.specs])
@@ -193,15 +198,7 @@ class Replica:
         lane.channel.check_finite(inbox, lane.state)
         if sent.payload is not None and not any(self.peer in envelope.peers for envelope in inbox):
             lane.channel.credit_(sent.payload, lane.state)
-        norm = lane.channel.settle_(
-            inbox,
-            lane.state,
-            lane.live(),
-            outer=lane.outer,
-            merge=lane.merge,
-            snapshot=sent.snapshot,
-            step=self.step,
-        )
+        norm = lane.settle(inbox, sent, self.step)
         del lane.in_flight[key.round]
         self.absent += [a._replace(cause=sent.abstained) if a.peer == self.peer else a for a in absent]
         return norm
@@ -229,10 +226,7 @@ class Replica:
 
     def tensor_digests(self) -> dict[str, str]:
         """A digest per tensor that peers must start with alike, frozen ones included, to name which one differs."""
-        frozen = {
-            name: hex_digest(*digest_tensors([("", plain(p).to(state_dtype(p.dtype)))]))
-            for name, p in self._frozen.items()
-        }
+        frozen = {name: digest_of_any(plain(p)) for name, p in self._frozen.items()}
         return frozen | {name: digest for lane in self._lanes for name, digest in lane.tensor_digests().items()}
 
     def fixed_digests(self) -> dict[str, str]:
@@ -267,7 +261,8 @@ class Replica:
     def delta_norm(self) -> float:
         """2-norm of the way from the anchor to the live parameters."""
         pairs = (pair for lane in self._lanes for pair in zip(lane.live(), lane.anchors(), strict=True))
-        return math.sqrt(sum(float((anchor.double() - live.double()).square().sum()) for live, anchor in pairs))
+        deltas = (anchor.double() - live.to(anchor.device).double() for live, anchor in pairs)
+        return math.sqrt(sum(float(delta.square().sum()) for delta in deltas))
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -359,7 +354,7 @@ class Replica:
         synced = floats if self.algorithm.sync_buffers else {}
         self._private_buffers = {name: buffer for name, buffer in buffers.items() if name not in synced}
         if synced:
-            self._lanes.append(buffer_lane(synced))
+            self._lanes.append(buffer_lane(synced, self._staging))
         elif floats:
             told = f"buffers={sorted(floats)}: stay private to each replica; set sync_buffers=True to average them"
             warnings.warn(told, stacklevel=3)

@@ -30,6 +30,7 @@ def synchronize(
     peer: int | None = None,
     seed: int = 0,
     nonfinite: str = "abstain",
+    storage: str = "device",
 ) -> Iterator[Replica]:
     """Synchronize ``model`` with its peers while the caller's own loop trains it.
 
@@ -46,6 +47,7 @@ def synchronize(
         seed: Equal at all peers.
         nonfinite: What a delta that is not finite does: ``abstain`` leaves this peer out of the round, with a warning,
             and it starts over from the anchor with ``optimizer``'s state anew; ``stop`` raises.
+        storage: ``host`` keeps anchor, residual and outer state in main memory, for parameters on an accelerator.
 
     Yields:
         The replica, for its anchor, digest and norms.
@@ -57,7 +59,9 @@ def synchronize(
     """
     _check_local_phase(algorithm)
     number = peer if peer is not None else transport.rank or 0
-    replica = Replica(model, algorithm, peer=number, seed=seed, nonfinite=nonfinite, stepped_by=optimizer)
+    replica = Replica(
+        model, algorithm, peer=number, seed=seed, nonfinite=nonfinite, storage=storage, stepped_by=optimizer
+    )
     transport.connect(replica)
 
     def before(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
