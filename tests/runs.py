@@ -74,7 +74,6 @@ PANELED: dict[str, Callable[[], Algorithm]] = {
     ),
 }
 """Methods for replicas of one shard or two; clipping is by the norm over both."""
-METHODS |= PANELED
 
 
 def dataset(seed: int = 0) -> Dataset:
@@ -88,7 +87,7 @@ def dataset(seed: int = 0) -> Dataset:
     return Dataset(VOCAB, None, "toy", f"{seed:064}", splits, torch.ones(VOCAB, dtype=torch.int64))  # type: ignore[arg-type]
 
 
-def config(*, every: int = 0, keep: int = 2, lr: float = 1e-2, **changes: Any) -> RunConfig:
+def config(*, every: int = 0, keep: int = 2, lr: float = 1e-2, asynchronous: bool = False, **changes: Any) -> RunConfig:
     base = {
         "workers": 2, "steps": STEPS, "batch_size": 2, "sequence_length": 8, "evaluate_every": 4, "log_every": 5,
         "evaluation_tokens": 64, "autocast": "off",
@@ -97,7 +96,7 @@ def config(*, every: int = 0, keep: int = 2, lr: float = 1e-2, **changes: Any) -
         algorithm=Recipe("sparseloco", {"k": 3}),
         train=TrainConfig(**{**base, **changes}),  # type: ignore[arg-type]
         optimizer=OptimizerConfig(warmup_steps=1, lr=lr),
-        checkpoint=CheckpointConfig(every=every, keep=keep),
+        checkpoint=CheckpointConfig(every=every, keep=keep, asynchronous=asynchronous),
     )
 
 
@@ -121,11 +120,22 @@ def on_a_rank(rank: int, out: str, settings: RunConfig, method: str, step: int |
     """The same in a group of processes; ``step`` is where to resume, from the checkpoints of ``source`` or ``out``."""
     # Layers of the toy are linear maps, whose output FSDP2 does not like to be a view.
     warnings.filterwarnings("ignore", "buffers=|train.(shards|workers)=|FSDP2-wrapped module", UserWarning)
-    algorithm = METHODS[method]()
+    algorithm = {**METHODS, **PANELED}[method]()
     resume = None if step is None else checkpoint_at(Path(source or out), step)
     world = Solo(ToyLM, algorithm, seed=settings.train.seed, shards=settings.train.shards)
     Path(out).mkdir(parents=True, exist_ok=True)
     return train(settings, algorithm, dataset(), Path(out), label="toy", world=world, resume=resume)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nested states are equal, types of their tensors and order of their keys included."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
 
 
 def checkpoint_at(out: Path, step: int) -> Checkpoint:

@@ -88,6 +88,6 @@ def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer in inside):
             inside.append(path)
             for layer in module:
-                if any(True for _ in layer.parameters()):
+                if any(True for _ in layer.parameters()) and not isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
                     fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

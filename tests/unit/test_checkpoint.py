@@ -13,6 +13,7 @@ import torch
 
 from sparseloco import CheckpointError, checkpoint
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
+from tests.runs import same
 
 STATE: dict[str, Any] = {
     "tensors": [torch.arange(6.0).view(2, 3).t(), torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(0, 4)],
@@ -31,16 +32,6 @@ def write(folder: CheckpointFolder, step: int, state: Any = STATE, **more: Any) 
 
 def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

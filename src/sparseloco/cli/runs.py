@@ -90,7 +90,7 @@ def train_one(
     algorithm = checked_algorithm(entry.config)
     dataset = read_dataset(entry.config, screen)
     if not writes:
-        _follow_rank_0(entry, algorithm, dataset, folder, resume=resume)
+        _follow_rank_0(entry, algorithm, dataset, folder, keep_model=keep_model, resume=resume)
         return None
     with only_writer(folder):
         check_run_folder(folder, resume=resume, overwrite=overwrite)  # again: another may have ended there meanwhile
@@ -235,12 +235,23 @@ def _train(
             raise Interrupted(f"{entry.label} {error}; continue with: {started}{again}") from error
 
 
-def _follow_rank_0(entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, *, resume: bool) -> None:
+def _follow_rank_0(
+    entry: Entry, algorithm: Algorithm, dataset: Dataset, folder: Path, *, keep_model: bool, resume: bool
+) -> None:
     """The part of a rank of torchrun that does not write: what holds for all is said by rank 0 alone."""
     found = CheckpointFolder(folder / CHECKPOINTS).newest()[0] if resume else None
     with stop_signals(words="") as stop:
         try:
-            train_rank(located(entry.config), algorithm, dataset, folder, label=entry.label, resume=found, stop=stop)
+            train_rank(
+                located(entry.config),
+                algorithm,
+                dataset,
+                folder,
+                label=entry.label,
+                resume=found,
+                stop=stop,
+                keep_model=keep_model,
+            )
         except Interrupted as error:
             raise Interrupted from error
 
