@@ -34,7 +34,7 @@ LAYERS = {
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
 
-MAY_USE_TORCH_DISTRIBUTED = {"sharding", "transport.process_group", "checkpoint", "trainer"}
+MAY_USE_TORCH_DISTRIBUTED = {"sharding", "transport.process_group", "transport.speaker", "checkpoint", "trainer"}
 MAY_NAME_DTENSOR = {"sharding"}
 # Clocks, files, sockets, processes and stores: none of these below L3.
 OUTSIDE_WORLD = {

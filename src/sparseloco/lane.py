@@ -16,7 +16,7 @@ from sparseloco.kernels.fast import digest_tensors
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
-from sparseloco.sharding import LocalView, plain
+from sparseloco.sharding import LocalView, own_name, plain
 from sparseloco.types import Merge, OuterOptimizer, Payload, Source, TensorSpec
 
 StateDict = dict[str, Any]
@@ -226,7 +226,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
         derived: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         for leaf, buffer in module.named_buffers(recurse=False):
             if leaf not in derived:
-                found[f"{path}.{leaf}" if path else leaf] = buffer
+                found[own_name(model, f"{path}.{leaf}" if path else leaf)] = buffer
     return found
 
 

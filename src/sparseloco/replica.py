@@ -23,7 +23,7 @@ from sparseloco.kernels.fast import digest_tensors
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.reduce import check_weight
-from sparseloco.sharding import local_views, plain, reshard, shards_of
+from sparseloco.sharding import local_views, own_name, plain, reshard, shards_of
 from sparseloco.support import check_shards
 from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
 
@@ -302,7 +302,8 @@ class Replica:
     def _add_buffers(self, model: nn.Module) -> None:
         """Synced buffers are one more lane; private ones are named once."""
         buffers = persistent_buffers(model)
-        self._derived = {name: buffer for name, buffer in model.named_buffers() if name not in buffers}
+        named = {own_name(model, name): buffer for name, buffer in model.named_buffers()}
+        self._derived = {name: buffer for name, buffer in named.items() if name not in buffers}
         found = {name: buffer for name, buffer in buffers.items() if torch.is_floating_point(buffer)}
         synced = found if self.algorithm.sync_buffers else {}
         self._private_buffers = {name: buffer for name, buffer in buffers.items() if name not in synced}

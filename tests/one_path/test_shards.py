@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,14 +13,6 @@ pytest.importorskip("transformers")
 from tests.one_path import shards
 
 pytestmark = [pytest.mark.mp, pytest.mark.xdist_group("mp")]
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Group]:
-    group = Group(4)
-    group.run(shards.ready, limit=300)  # importing transformers in four processes takes its time
-    yield group
-    group.close()
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +96,9 @@ REFUSED = {
         "same processes, since its gradient would differ between them; call fully_shard on the whole model with one "
         "mesh and no ignored_params"
     ),
-    "replicated": (
-        "model.embed_tokens.weight.placements=(Replicate(), Shard(dim=0)): must be sharded over a mesh of one dim, "
-        "since replicated shards (HSDP) and tensor parallelism are not supported; "
-        "pass fully_shard(model, mesh=mesh['shards'])"
-    ),
     "columns": (
-        "model.embed_tokens.weight.placements=(Shard(dim=1),): must be Shard(dim=0), since panels are cut along "
-        "dim 0; leave shard_placement_fn and tensor parallelism out"
+        "model.embed_tokens.weight.placements=(Shard(dim=1),): must be Shard(dim=0), Replicate() or one of "
+        "each, since panels are cut along dim 0; leave shard_placement_fn and tensor parallelism out"
     ),
 }
 

@@ -126,7 +126,7 @@ def post_due(replica: Replica, transport: Transport) -> None:
         DivergenceError: if a delta is not finite, here or at another shard of this replica; nothing has been posted or
             changed then at any of them.
     """
-    if replica.shards.count > 1:
+    if replica.shards.processes > 1:
         with replica.shards.jointly("delta"):
             replica.check_finite()
     for envelope in replica.outbox():
