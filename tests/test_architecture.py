@@ -25,7 +25,7 @@ LAYERS = {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
         "replica", "citations", "generators", "support",
     },
-    "L3": {"wire", "transport", "session", "checkpoint"},
+    "L3": {"wire", "transport", "session", "checkpoint", "dcp"},
     "L4": {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
         "writers",

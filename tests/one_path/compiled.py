@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from sparseloco import ProcessGroup, synchronize
+from sparseloco import ProcessGroup
 from tests.one_path import shards
 
 

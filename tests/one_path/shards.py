@@ -17,11 +17,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from sparseloco import Loopback, ProcessGroup, SparseLocoError, Transport, presets, synchronize
+from sparseloco import Loopback, ProcessGroup, SparseLocoError, Transport, presets, synchronize, wire
 from sparseloco.algorithm import Algorithm
 from sparseloco.replica import Replica
 from sparseloco.sharding import local_views
 from sparseloco.transport import drain, post_due, settle
+from sparseloco.types import Coding
 from tests import toy
 
 VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 5
@@ -222,7 +223,9 @@ def uneven(rank: int, shards: int) -> tuple[dict[str, Tensor], str]:
         with torch.no_grad():
             replica.stepped()
             for envelope in replica.outbox():
-                replica.apply(envelope.key, [envelope])
+                frame = wire.encode(envelope, coding=Coding(step // 2 % 2))
+                received = wire.decode(frame, envelope.payload.specs, replica.fingerprint)
+                replica.apply(envelope.key, [received])
     return {name: view.tensor.detach().clone() for name, view in local_views(model).items()}, replica.digest()
 
 

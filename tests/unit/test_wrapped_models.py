@@ -52,14 +52,17 @@ def trained(wrap: Callable[[Any], Any], model: nn.Module, late: bool = False) ->
     module = model if late else wrap(model)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, foreach=False)
     graphs: list[int] = []
-    with warnings.catch_warnings(action="ignore"):  # one replica alone, with buffers of its own
-        with synchronize(module, optimizer, presets.sparseloco(inner_steps=INNER_STEPS), Loopback(1)) as replica:
-            run = wrap(model) if late else module
-            for step in range(1, ROUNDS * INNER_STEPS + 1):
-                toy.loss_of(run, toy.batch(step, 0)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                graphs.append(counters["stats"]["unique_graphs"])
+    algorithm = presets.sparseloco(inner_steps=INNER_STEPS)
+    with (
+        warnings.catch_warnings(action="ignore"),  # one replica alone, with buffers of its own
+        synchronize(module, optimizer, algorithm, Loopback(1)) as replica,
+    ):
+        run = wrap(model) if late else module
+        for step in range(1, ROUNDS * INNER_STEPS + 1):
+            toy.loss_of(run, toy.batch(step, 0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            graphs.append(counters["stats"]["unique_graphs"])
     return replica, graphs
 
 
