@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from sparseloco import ProcessGroup, SparseLocoError, Speaker, presets
 from sparseloco.dcp import ReplicaState
@@ -56,12 +57,14 @@ class End:
     live: dict[str, Tensor]
 
 
-def run_of(shards: int, name: str, delay: int = 0, copies: int = 1) -> Run:
+def run_of(shards: int, name: str, delay: int = 0, copies: int = 1, wrapper: str = "fsdp") -> Run:
     """Two peers of so many shards; a learning rate that is a power of two makes steps of short shards exact."""
     model = toy.net()
     sizes = (dist.get_world_size() // shards // copies, copies, shards)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("peers", "replicate", "shards"))
-    if shards * copies > 1:
+    if copies > 1 and wrapper == "ddp":
+        model = DistributedDataParallel(model, process_group=mesh.get_group("replicate"))
+    elif shards * copies > 1:
         model = fully_shard(model, mesh=mesh["replicate", "shards"] if copies > 1 else mesh["shards"])
     settings = METHODS[name] | ({"delay": delay} if delay else {})
     algorithm = getattr(presets, name)(inner_steps=2, panels=2, **settings)
@@ -89,9 +92,11 @@ def load(state: dict[str, Any], folder: str, **options: Any) -> None:
         dcp.load(state, checkpoint_id=folder, **options)
 
 
-def save_and_go_on(rank: int, name: str, shards: int, folder: str, steps: int, copies: int = 1) -> tuple[End, End]:
+def save_and_go_on(
+    rank: int, name: str, shards: int, folder: str, steps: int, copies: int = 1, wrapper: str = "fsdp"
+) -> tuple[End, End]:
     """Save after so many steps; what was there then, and two rounds later."""
-    run = run_of(shards, name, copies=copies)
+    run = run_of(shards, name, copies=copies, wrapper=wrapper)
     run.train(1, steps)
     saved = end_of(run)
     save({"replica": ReplicaState(run.replica)}, folder)

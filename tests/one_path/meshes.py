@@ -69,15 +69,25 @@ def train(rank: int, name: str, sizes: tuple[int, int, int], panels: int, wrappe
     return Copy(outcome, place, transport.traffic(place[0]).sent)
 
 
-def data_parallel(rank: int, name: str) -> tuple[dict[str, Tensor], str, int, list[float]]:
-    """Two replicas of two DDP ranks that see different batches; parameters, digest, bytes sent and losses."""
+def data_parallel(rank: int, name: str, compiled: bool = False) -> tuple[dict[str, Tensor], str, int, list[float]]:
+    """Two replicas of two DDP ranks that see different batches; parameters, digest, bytes sent and losses.
+
+    The running means of the model are private, and those of the first copy, as DDP has it.
+    """
     mesh = mesh_of(2, 2, 1)
-    model = DistributedDataParallel(toy.net(), process_group=mesh.get_group("replicate"))
+    model: Any = DistributedDataParallel(toy.batch_norm_net(), process_group=mesh.get_group("replicate"))
+    if compiled:
+        torch._dynamo.reset()
+        model = torch.compile(model, backend="eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     transport = speaker_of(mesh)
-    algorithm = getattr(presets, name)(inner_steps=2)
+    settings = {"num_fragments": 2, "fragment_by": "size"} if name == "streaming_diloco" else {}
+    algorithm = getattr(presets, name)(inner_steps=2, **settings)
     losses: list[float] = []
-    with synchronize(model, optimizer, algorithm, transport) as replica:
+    with (
+        warnings.catch_warnings(action="ignore"),  # of buffers that stay private, and of dynamo
+        synchronize(model, optimizer, algorithm, transport) as replica,
+    ):
         for step in range(1, 9):
             loss = toy.loss_of(model, toy.batch(step, rank))
             loss.backward()

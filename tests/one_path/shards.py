@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from sparseloco import Loopback, ProcessGroup, SparseLocoError, Transport, presets, synchronize, wire
@@ -229,6 +230,12 @@ def uneven(rank: int, shards: int) -> tuple[dict[str, Tensor], str]:
     return {name: view.tensor.detach().clone() for name, view in local_views(model).items()}, replica.digest()
 
 
+TENSOR_PARALLEL = {
+    "tensor parallel": {"up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()},
+    "columns alone": {"up_proj": ColwiseParallel()},
+}
+
+
 def refusal(rank: int, case: str) -> str:
     """Text of the error with which a sharded replica is refused."""
     mesh = mesh_of(2)
@@ -237,6 +244,9 @@ def refusal(rank: int, case: str) -> str:
     if case == "partly":
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh["shards"])
+    elif case in TENSOR_PARALLEL:
+        for layer in model.model.layers:
+            parallelize_module(layer.mlp, mesh["shards"], TENSOR_PARALLEL[case])
     elif case == "columns":
         model = fully_shard(model, mesh=mesh["shards"], shard_placement_fn=lambda p: Shard(p.ndim - 1))
     else:

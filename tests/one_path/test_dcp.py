@@ -44,9 +44,10 @@ def test_from_one_shard_to_two(four: Group, pair: Group, tmp_path: Path) -> None
             assert_same([halves[2 * peer + shard][moment] for shard in range(2)], whole[peer][moment])
 
 
-def test_from_two_copies_to_one_process(four: Group, pair: Group, tmp_path: Path) -> None:
-    """HSDP: both copies offer what they hold, and it is written once."""
-    copies = four.run(dcp_runs.save_and_go_on, "sparseloco", 1, str(tmp_path), 5, 2)
+@pytest.mark.parametrize("wrapper", ["fsdp", "ddp"])
+def test_from_two_copies_to_one_process(four: Group, pair: Group, wrapper: str, tmp_path: Path) -> None:
+    """HSDP and DDP: both copies offer what they hold, and it is written once."""
+    copies = four.run(dcp_runs.save_and_go_on, "sparseloco", 1, str(tmp_path), 5, 2, wrapper)
     whole = pair.run(dcp_runs.load_and_go_on, "sparseloco", 1, str(tmp_path), 5)
     for rank, ends in enumerate(copies):
         for moment in range(2):

@@ -61,14 +61,23 @@ def test_composable_replicate(four: Group) -> None:
     assert_same(four.run(meshes.train, "sparseloco", (2, 2, 1), 1, "replicate"), whole_replicas("sparseloco", 2, 1))
 
 
-@pytest.mark.parametrize("name", ["sparseloco", "local_sgd", "qsparse_local_sgd"])
+@pytest.mark.parametrize("name", ["sparseloco", "streaming_diloco", "local_sgd", "qsparse_local_sgd"])
 def test_data_parallel_ranks_with_batches_of_their_own(four: Group, name: str) -> None:
-    """C-50: all four end alike; those of a replica see other data, and their mean gradient."""
+    """C-50: all four end with one anchor, copies with the same parameters, though each of them saw other data."""
     found = four.run(meshes.data_parallel, name)
     assert len({digest for _, digest, _, _ in found}) == 1
-    assert all(torch.equal(live[name], found[0][0][name]) for live, _, _, _ in found for name in live)
+    for one, other in (found[:2], found[2:]):
+        assert all(torch.equal(one[0][path], tensor) for path, tensor in other[0].items())
     assert [sent > 0 for _, _, sent, _ in found] == [True, False, True, False]
     assert len({losses[0] for _, _, _, losses in found}) == 4
+
+
+def test_compiled_data_parallel_ranks(four: Group) -> None:
+    """C-56: around DDP, with a backend that leaves the operations alone."""
+    plain, compiled = (four.run(meshes.data_parallel, "sparseloco", how) for how in (False, True))
+    for (live, digest, sent, losses), (wanted, *rest) in zip(compiled, plain, strict=True):
+        assert [digest, sent, losses] == rest
+        assert all(torch.equal(live[name], tensor) for name, tensor in wanted.items())
 
 
 @pytest.mark.parametrize("name", ["ddp", "demo", "ef_signsgd", "powersgd"])
