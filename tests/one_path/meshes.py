@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from sparseloco import ProcessGroup, Replica, SparseLocoError, Speaker, presets, synchronize
+from sparseloco import ProcessGroup, Replica, SparseLocoError, Speaker, advance, presets, settle, synchronize
 from sparseloco.sharding import local_views
-from sparseloco.transport import drain
+from sparseloco.transport import collect_early, drain, post_due
 from tests import toy
 from tests.one_path import shards
 
@@ -100,8 +100,6 @@ def data_parallel(rank: int, name: str, compiled: bool = False) -> tuple[dict[st
 
 def gradient_method(rank: int, name: str, copies: bool) -> tuple[dict[str, Tensor], str]:
     """A method that sends gradients at every step, on whole replicas or on two copies of each."""
-    from sparseloco import advance, settle
-
     model: nn.Module = toy.net()
     if copies:
         mesh = mesh_of(2, 2, 1)
@@ -119,8 +117,6 @@ def gradient_method(rank: int, name: str, copies: bool) -> tuple[dict[str, Tenso
 
 def early(rank: int) -> tuple[int, str]:
     """Messages that are collected early, as for a checkpoint, and settled later."""
-    from sparseloco.transport import collect_early, post_due
-
     mesh = mesh_of(2, 2, 1)
     transport = speaker_of(mesh)
     replica = Replica(toy.net(), presets.sparseloco(inner_steps=2, delay=1), peer=transport.rank or 0)
@@ -134,6 +130,10 @@ def early(rank: int) -> tuple[int, str]:
     inboxes = collect_early(replica, transport)
     drain(replica, transport)
     return sum(map(len, inboxes.values())), replica.digest()
+
+
+DRIFTS = {"drift": 1.0, "nan": float("nan")}
+"""What is added to a parameter of the second copies alone."""
 
 
 def refusal(rank: int, case: str) -> str:
@@ -154,27 +154,28 @@ def refusal(rank: int, case: str) -> str:
     try:
         replica = Replica(model, algorithm, peer=transport.rank)
         (peers if case == "silent" else transport).connect(replica)
-        one_message(replica, transport, model[2].bias if case == "drift" and copy else None, case == "lost")
+        if case in DRIFTS and copy:
+            with torch.no_grad():
+                model[2].bias.add_(DRIFTS[case])
+        one_message(replica, transport, case == "lost")
     except SparseLocoError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
 
-def one_message(replica: Replica, transport: Any, drifting: Tensor | None, lost: bool) -> None:
-    """Post and collect; ``drifting`` has moved at this copy alone, or rank 0 does not get its messages."""
+def one_message(replica: Replica, transport: Any, lost: bool) -> None:
+    """Post and collect; what rank 0 should get may be lost."""
 
     def broken(key: Any) -> None:
         raise SparseLocoError("the message was lost")
 
-    if drifting is not None:
-        with torch.no_grad():
-            drifting.add_(1)
     replica.stepped()
-    (envelope,) = replica.outbox()
-    transport.post(envelope)
+    with torch.no_grad():
+        post_due(replica, transport)
     if lost and torch.distributed.get_rank() == 0:
         transport._transport.collect = broken
-    transport.collect(envelope.key)
+    (key,) = replica.due()
+    transport.collect(key)
 
 
 def same_state(rank: int) -> list[bool]:

@@ -148,3 +148,11 @@ def test_what_fails_at_the_copy_that_speaks_fails_at_all_copies(four: Group) -> 
         "no error",
         "no error",
     ]
+
+
+def test_a_nan_at_one_copy_stops_all_copies(four: Group) -> None:
+    texts = four.run(meshes.refusal, "nan")
+    assert [text.partition(";")[0] for text in texts] == [
+        "DivergenceError: delta=failed at another shard of this replica: must succeed at all 2",
+        "DivergenceError: delta of 2.bias=not finite: must be finite (below 1e+37) to leave its replica",
+    ] * 2
