@@ -26,7 +26,7 @@ LAYERS = {
         "inbox", "saved", "replica", "citations", "generators", "support", "optimizer_state", "reshard_state",
         "staging",
     },
-    "L3": {"wire", "transport", "session", "checkpoint", "part_file", "background"},
+    "L3": {"wire", "transport", "session", "checkpoint", "part_file", "background", "dcp"},
     "L4": {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
         "writers", "absences", "inner_step", "solo", "whole", "books", "identity", "meter",
@@ -36,7 +36,9 @@ LAYERS = {
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
 
 # Where the mesh of a run is made, its model is sharded over it.
-MAY_USE_TORCH_DISTRIBUTED = {"sharding", "transport.process_group", "checkpoint", "trainer", "solo"}
+MAY_USE_TORCH_DISTRIBUTED = {
+    "sharding", "transport.process_group", "transport.speaker", "checkpoint", "trainer", "solo",
+}  # fmt: skip
 MAY_NAME_DTENSOR = {"sharding"}
 # Clocks, files, sockets, processes and stores: none of these below L3.
 OUTSIDE_WORLD = {

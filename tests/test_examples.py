@@ -44,7 +44,7 @@ def test_plain_loop_by_torchrun() -> None:
 
 @pytest.mark.mp
 def test_sharded_replicas_by_torchrun() -> None:
-    """Two replicas of two shards; those who hold the same shard end with the same anchor."""
+    """C-57: two replicas of two shards; those who hold the same shard end with the same anchor."""
     found = re.findall(
         r"peer (\d), shard (\d): loss (\S+) -> (\S+), 6 rounds, sent (\d+) bytes, anchor (\w{32})",
         output_of("fsdp2.py", *TORCHRUN[:-1], "4"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparseloco.replica import Replica
     from sparseloco.schedule import SyncSchedule, WarmupCosine
     from sparseloco.session import synchronize
-    from sparseloco.transport import Loopback, ProcessGroup, Transport, advance, settle
+    from sparseloco.transport import Loopback, ProcessGroup, Speaker, Transport, advance, drain, settle
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _HOMES = {
     "replica": ("Replica",),
     "schedule": ("SyncSchedule", "WarmupCosine"),
     "session": ("synchronize",),
-    "transport": ("Loopback", "ProcessGroup", "Transport", "advance", "settle"),
+    "transport": ("Loopback", "ProcessGroup", "Speaker", "Transport", "advance", "drain", "settle"),
 }
 """Module -> the public names that it defines."""
 
@@ -85,12 +85,14 @@ __all__ = [
     "QuorumError",
     "Replica",
     "SparseLocoError",
+    "Speaker",
     "SyncSchedule",
     "Transport",
     "WarmupCosine",
     "WireError",
     "adamw",
     "advance",
+    "drain",
     "muon",
     "presets",
     "settle",

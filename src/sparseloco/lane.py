@@ -16,7 +16,7 @@ from sparseloco.kernels.fast import digest_tensors
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
-from sparseloco.sharding import LocalView, Shards, plain
+from sparseloco.sharding import LocalView, Shards, own_name, plain
 from sparseloco.staging import Staging
 from sparseloco.types import Envelope, Merge, OuterOptimizer, Payload, Source, TensorSpec
 
@@ -249,7 +249,7 @@ def agreed_fault(lanes: Sequence[Lane], step: int, shards: Shards) -> DeltaError
     if first == len(names) or (fault is not None and names[first] == fault.tensor):
         return fault
     return DeltaError(
-        f"delta of {names[first]}=not finite at another shard of this replica: must be finite at all {shards.count}; "
+        f"delta of {names[first]}=not finite at another shard of this replica: must be finite at all {shards.processes}; "
         "look for the message of that shard",
         names[first],
     )
@@ -279,7 +279,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
         derived: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         for leaf, buffer in module.named_buffers(recurse=False):
             if leaf not in derived:
-                found[f"{path}.{leaf}" if path else leaf] = buffer
+                found[own_name(model, f"{path}.{leaf}" if path else leaf)] = buffer
     return found
 
 

@@ -25,7 +25,7 @@ from sparseloco.local import Gradients, forget_moments
 from sparseloco.optimizer_state import load_optimizer_state, optimizer_state
 from sparseloco.reduce import check_weight
 from sparseloco.saved import count_blocks, digest_of_any, expect, expect_all_blocks
-from sparseloco.sharding import local_views, plain, reshard, shards_of, whole
+from sparseloco.sharding import local_views, own_name, plain, reshard, shards_of, whole
 from sparseloco.staging import STORAGES, Staging
 from sparseloco.support import check_shards
 from sparseloco.types import Envelope, Key, Payload, TensorSpec
@@ -130,7 +130,7 @@ class Replica:
                 lane.check_finite(self.step)
             return [self._post(fragment, lane) for fragment, lane in posting]
         except DeltaError as error:
-            if self.nonfinite == "stop" or self.shards.count > 1:
+            if self.nonfinite == "stop" or self.shards.processes > 1:
                 raise
             cause = f"delta of {error.tensor}"
         self._abstain([lane for _, lane in posting], cause)
@@ -349,7 +349,8 @@ class Replica:
     def _add_buffers(self, model: nn.Module) -> None:
         """Synced buffers are one more lane; private ones are named once."""
         buffers = persistent_buffers(model)
-        self._derived = {name: buffer for name, buffer in model.named_buffers() if name not in buffers}
+        named = {own_name(model, name): buffer for name, buffer in model.named_buffers()}
+        self._derived = {name: buffer for name, buffer in named.items() if name not in buffers}
         floats = {name: buffer for name, buffer in buffers.items() if torch.is_floating_point(buffer)}
         synced = floats if self.algorithm.sync_buffers else {}
         self._private_buffers = {name: buffer for name, buffer in buffers.items() if name not in synced}

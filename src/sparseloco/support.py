@@ -19,25 +19,32 @@ def check_shards(algorithm: Algorithm, places: Mapping[str, Place]) -> None:
     Raises:
         ConfigError: naming the part of the algorithm and the reason, or the tensor and the panels that would serve.
     """
-    count = max((place.num_shards for place in places.values()), default=1)
-    if count == 1:
+    if not any(place.wrapped for place in places.values()):
         return
-    fault = next(_faults(algorithm, count), None)
+    count = max(place.num_shards for place in places.values())
+    fault = next(_local_faults(algorithm) if count == 1 else _faults(algorithm, count), None)
     if fault is not None:
         raise ConfigError(fault)
+    if count == 1:
+        return
     layout = algorithm.channel.layout
     assert isinstance(layout, Tiled)
     check_panels(places.items(), layout.panels)
 
 
-def _faults(algorithm: Algorithm, count: int) -> Iterator[str]:
-    """What does not work on ``count`` shards, one sentence each."""
-    channel = algorithm.channel
+def _local_faults(algorithm: Algorithm) -> Iterator[str]:
+    """What does not work on DTensors, be they of one shard."""
     if not isinstance(algorithm.local, InnerSteps):
         yield (
             f"algorithm.local={algorithm.local.name!r}: must be inner_steps on a sharded replica, since only its "
             "optimizer steps every shard by itself; use a method with rounds, such as diloco"
         )
+
+
+def _faults(algorithm: Algorithm, count: int) -> Iterator[str]:
+    """What does not work on ``count`` shards, one sentence each."""
+    yield from _local_faults(algorithm)
+    channel = algorithm.channel
     # The compressor first: where a method cannot be sharded at all, other panels would not help.
     coder = channel.compressor.values if isinstance(channel.compressor, TopK) else channel.compressor
     if not coder.chunkwise:

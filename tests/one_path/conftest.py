@@ -1,4 +1,4 @@
-"""One group of two ranks for all tests that need processes."""
+"""One group of two ranks and one of four for all tests that need processes."""
 
 from __future__ import annotations
 
@@ -13,5 +13,16 @@ from tests.mp import Group
 def pair() -> Iterator[Group]:
     """Two ranks; they start with the first call and live until the session ends."""
     group = Group(2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[Group]:
+    """Four ranks that know a Llama, whose import in four processes takes its time."""
+    from tests.one_path import shards
+
+    group = Group(4)
+    group.run(shards.ready, limit=300)
     yield group
     group.close()

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from sparseloco import Loopback, ProcessGroup, SparseLocoError, presets, synchronize
+from sparseloco import Loopback, ProcessGroup, SparseLocoError, Transport, presets, synchronize, wire
 from sparseloco.algorithm import Algorithm
 from sparseloco.replica import Replica
 from sparseloco.sharding import local_views
 from sparseloco.transport import drain, post_due, settle
+from sparseloco.types import Coding
 from tests import toy
 
 VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 5
@@ -116,22 +118,25 @@ def evaluation(model: nn.Module) -> float:
 
 
 def train(rank: int, name: str, shards: int | None, panels: int, kind: str = "plain") -> Outcome:
-    """One rank of a group whose replicas have so many shards; None means whole replicas without FSDP2.
-
-    Five rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
-
-    A forward leaves parameters gathered; what is settled then must be seen by the next one all the same.
-    """
+    """One rank of a group whose replicas have so many shards; None means whole replicas without FSDP2."""
     model: nn.Module = llama(kind)
     group, peer = None, rank
     if shards is not None:
         mesh = mesh_of(shards)
         model, group, peer = sharded(model, mesh), mesh.get_group("peers"), rank // shards
+    return run(model, method(name, panels), ProcessGroup(group), peer)
+
+
+def run(model: nn.Module, algorithm: Algorithm, transport: Transport, data: int) -> Outcome:
+    """Five rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
+
+    A forward leaves parameters gathered; what is settled then must be seen by the next one all the same.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     losses: list[float] = []
-    with synchronize(model, optimizer, method(name, panels), ProcessGroup(group)) as replica:
+    with synchronize(model, optimizer, algorithm, transport) as replica:
         for step in range(1, ROUNDS * INNER_STEPS + 1):
-            loss = loss_of(model, step, peer)
+            loss = loss_of(model, step, data)
             loss.backward()
             losses.append(loss.item())
             if step % INNER_STEPS != 1:
@@ -219,8 +224,16 @@ def uneven(rank: int, shards: int) -> tuple[dict[str, Tensor], str]:
         with torch.no_grad():
             replica.stepped()
             for envelope in replica.outbox():
-                replica.apply(envelope.key, [envelope])
+                frame = wire.encode(envelope, coding=Coding(step // 2 % 2))
+                received = wire.decode(frame, envelope.payload.specs, replica.fingerprint)
+                replica.apply(envelope.key, [received])
     return {name: view.tensor.detach().clone() for name, view in local_views(model).items()}, replica.digest()
+
+
+TENSOR_PARALLEL = {
+    "tensor parallel": {"up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()},
+    "columns alone": {"up_proj": ColwiseParallel()},
+}
 
 
 def refusal(rank: int, case: str) -> str:
@@ -231,8 +244,9 @@ def refusal(rank: int, case: str) -> str:
     if case == "partly":
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh["shards"])
-    elif case == "replicated":
-        model = fully_shard(model, mesh=mesh)
+    elif case in TENSOR_PARALLEL:
+        for layer in model.model.layers:
+            parallelize_module(layer.mlp, mesh["shards"], TENSOR_PARALLEL[case])
     elif case == "columns":
         model = fully_shard(model, mesh=mesh["shards"], shard_placement_fn=lambda p: Shard(p.ndim - 1))
     else:

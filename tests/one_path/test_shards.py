@@ -1,8 +1,10 @@
-"""Replicas of two FSDP2 shards do what whole replicas do, bit for bit; four processes of one gloo group."""
+"""Replicas of two FSDP2 shards do what whole replicas do, bit for bit; four processes of one gloo group.
+
+C-51: no rule for top-k is needed of DTensor, and the result does not depend on the wrapper. C-57: FSDP2 inside a
+worker; ``examples/fsdp2.py`` is the example, run by ``tests/test_examples.py``.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,14 +17,6 @@ pytest.importorskip("transformers")
 from tests.one_path import shards
 
 pytestmark = [pytest.mark.mp, pytest.mark.xdist_group("mp")]
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Group]:
-    group = Group(4)
-    group.run(shards.ready, limit=300)  # importing transformers in four processes takes its time
-    yield group
-    group.close()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +57,7 @@ def test_four_replicas_of_one_shard_equal_replicas_of_one_process(four: Group, n
 
 
 def test_messages_of_shards_are_the_rows_of_the_whole_message(four: Group, two: Group) -> None:
-    """Two and four shards of one replica send the chunks of one message, and their digests add up to its own."""
+    """C-51: two and four shards of one replica send the chunks of one message; their digests add up to its own."""
     whole, digest = two.run(shards.outbox, 1, 4)[0]
     for count in (2, 4):
         found = four.run(shards.outbox, count, 4)
@@ -106,20 +100,25 @@ REFUSED = {
         "same processes, since its gradient would differ between them; call fully_shard on the whole model with one "
         "mesh and no ignored_params"
     ),
-    "replicated": (
-        "model.embed_tokens.weight.placements=(Replicate(), Shard(dim=0)): must be sharded over a mesh of one dim, "
-        "since replicated shards (HSDP) and tensor parallelism are not supported; "
-        "pass fully_shard(model, mesh=mesh['shards'])"
-    ),
     "columns": (
-        "model.embed_tokens.weight.placements=(Shard(dim=1),): must be Shard(dim=0), since panels are cut along "
-        "dim 0; leave shard_placement_fn and tensor parallelism out"
+        "model.embed_tokens.weight.placements=(Shard(dim=1),): must be Shard(dim=0), Replicate() or one of "
+        "each, since panels are cut along dim 0; leave shard_placement_fn and tensor parallelism out"
+    ),
+    "tensor parallel": (
+        "model.layers.0.mlp.down_proj.weight.placements=(Shard(dim=1),): must be Shard(dim=0), Replicate() or one of "
+        "each, since panels are cut along dim 0; leave shard_placement_fn and tensor parallelism out"
+    ),
+    "columns alone": (
+        "model.embed_tokens.weight=not sharded like model.layers.0.mlp.up_proj.weight: must be sharded over the "
+        "same processes, since its gradient would differ between them; call fully_shard on the whole model with one "
+        "mesh and no ignored_params"
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_shards_cannot_do_is_refused_with_the_reason(four: Group, case: str) -> None:
+    """C-52: the support matrix of docs/cluster.md, whose refused combinations raise before the first step."""
     assert four.run(shards.refusal, case) == [f"ConfigError: {REFUSED[case]}"] * 4
 
 

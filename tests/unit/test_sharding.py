@@ -108,7 +108,7 @@ def two_rounds(
 @pytest.mark.parametrize("count", [2, 4, 8])
 @pytest.mark.parametrize("name", CHANNELS)
 def test_shards_together_are_the_whole(name: str, count: int, definition: bool) -> None:
-    """Messages, anchors, residuals, live values and digests, whatever the number of shards."""
+    """C-51: messages, anchors, residuals, live values and digests, whatever the number of shards."""
     channel = CHANNELS[name]
     assert isinstance(channel.layout, Tiled)
     shapes = [shape for shape in SHAPES if aligned(shape, count, channel.layout.panels)]

@@ -128,7 +128,7 @@ def post_due(replica: Replica, transport: Transport) -> None:
     Raises:
         DeltaError: in that case; nothing has been posted or changed then at any of the shards.
     """
-    if replica.shards.count > 1:
+    if replica.shards.processes > 1:
         replica.agree_on_deltas()
     for envelope in replica.outbox():
         transport.post(envelope)

@@ -82,6 +82,7 @@ class ProcessGroup:
             return
         if replica.peer != self.rank:
             raise ConfigError(f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)")
+        replica.shards.check_spoken()
         with replica.shards.jointly("start"):
             self._compare(replica)
         self._connected = replica
