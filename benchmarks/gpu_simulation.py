@@ -218,9 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compare, print, write what was found; 1 if replicas differ, 2 if there is no card."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="a model of 40 thousand parameters, some seconds on a CPU"
-    )
+    parser.add_argument("--tiny", action="store_true", help="a model of 40 thousand parameters, some seconds on a CPU")
     parser.add_argument("--out", type=Path, help="write what was found as JSON")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
