@@ -25,7 +25,7 @@ from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lan
 from sparseloco.reduce import check_weight
 from sparseloco.sharding import local_views, plain, reshard, shards_of
 from sparseloco.support import check_shards
-from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
+from sparseloco.types import Envelope, Key, PartSpec, Payload, TensorSpec, state_dtype
 
 
 class Replica:
@@ -296,6 +296,11 @@ class Replica:
     def payload_of(self, key: Key, tensors: dict[str, Tensor]) -> Payload:
         """A payload of that fragment from its parts, for messages that were kept on a disk."""
         return self._lanes[key.fragment].payload_of(tensors)
+
+    def part_specs(self, key: Key) -> tuple[PartSpec, ...]:
+        """Table of that fragment's next message, for a peer that has none of its own."""
+        lane = self._lanes[key.fragment]
+        return lane.channel.part_specs(lane.state)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
