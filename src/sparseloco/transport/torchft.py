@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllgatherOptions
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import AllgatherOptions  # pyright: ignore[reportPrivateImportUsage]
 
 from sparseloco import wire
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError, QuorumError, SparseLocoError
@@ -268,7 +268,7 @@ def managed_group(
     """
     torchft = _torchft(lighthouse)
     timeout = timedelta(seconds=timeout_s)
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     group = torchft.ProcessGroupGloo(timeout=timeout)
     try:
         manager = torchft.Manager(
