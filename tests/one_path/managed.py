@@ -139,7 +139,7 @@ class Processes:
 
     @staticmethod
     def answer(pipe: Connection) -> Any:
-        assert pipe.poll(50), "a replica hangs"
+        assert pipe.poll(100), "a replica hangs"
         return pipe.recv()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from tests.one_path.managed import INNER_STEPS, Processes
 
 pytestmark = [
     pytest.mark.mp,
+    pytest.mark.timeout(300),  # five processes import torch, one after the other where cores are few
     pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed"),
 ]
 
