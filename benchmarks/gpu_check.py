@@ -1,11 +1,12 @@
-"""Check the Triton kernels on a card: their bits against the torch definition, then their speed against a copy.
+"""Check a card: bits of the Triton kernels against the torch definition, their speed against a copy, then training.
 
     scripts/gpu_check.sh [--out FILE]
     python -m benchmarks.gpu_check --device cpu --interpret --params 100000 --every 40
 
 First all cases of tests/kernels/triton_cases.py, kernels on the card and the definition on the CPU, bit for bit. Then
 sanity, encode and settle (8 peers) on one parameter of each size, in bytes that must move over seconds, beside a
-device-to-device copy in the same run. Ends with 0 if all bits are equal, 1 if not, 2 if there is no card.
+device-to-device copy in the same run. Then four replicas are trained on it, see benchmarks/gpu_simulation.py; without
+a card these are tiny. Ends with 0 if all bits are equal and the replicas too, 1 if not, 2 if there is no card.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from benchmarks import gpu_simulation
 
 SIDE = 64
 CHUNK = SIDE * SIDE
@@ -215,10 +218,13 @@ def main(arguments: list[str] | None = None) -> int:
         for dtype in (torch.float32, torch.bfloat16):
             rows.append(measure(device, params, dtype))
             show(rows[-1])
+    device.free_bytes()  # what was measured is not needed any more
+    on_card = device.place.type == "cuda"
+    trained = gpu_simulation.compare(device.place, gpu_simulation.CARD if on_card else gpu_simulation.TINY)
     if options.out:
         found = {"device": device.describe(), "torch": torch.__version__, "bits": bits, "peers": PEERS, "k": KEPT}
-        options.out.write_text(json.dumps({**found, "sizes": rows}, indent=1) + "\n")
-    return 1 if bits["differing"] else 0
+        options.out.write_text(json.dumps({**found, "sizes": rows, "simulation": trained}, indent=1) + "\n")
+    return 0 if not bits["differing"] and gpu_simulation.agreed(trained) else 1
 
 
 if __name__ == "__main__":

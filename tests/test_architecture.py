@@ -36,8 +36,9 @@ LAYERS = {
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
 
 # Where the mesh of a run is made, its model is sharded over it.
+# transport.torchft needs the store and the options that torchft's process groups are made with.
 MAY_USE_TORCH_DISTRIBUTED = {
-    "sharding", "transport.process_group", "transport.speaker", "checkpoint", "trainer", "solo",
+    "sharding", "transport.process_group", "transport.speaker", "transport.torchft", "checkpoint", "trainer", "solo",
 }  # fmt: skip
 MAY_NAME_DTENSOR = {"sharding"}
 # Clocks, files, sockets, processes and stores: none of these below L3.
@@ -52,7 +53,7 @@ HIDDEN_RANDOMNESS = {"random", "secrets", "uuid"}
 LAZY = {
     "transformers", "tokenizers", "msgspec", "tomli_w", "rich", "typer", "click", "matplotlib", "obstore",
     "safetensors", "datasets", "pyarrow", "sentencepiece", "huggingface_hub", "pydantic", "boto3", "wandb",
-    "tensorboard", "trackio", "lm_eval", "triton",
+    "tensorboard", "trackio", "lm_eval", "triton", "torchft",
 }  # fmt: skip
 
 MAX_LINES = 400

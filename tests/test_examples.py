@@ -14,14 +14,15 @@ import pytest
 from sparseloco.config import load_entries
 from sparseloco.presets import PRESETS
 from tests.cli import Call, text
+from tests.one_path.managed import Processes
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = load_entries(ROOT / "examples" / "methods.toml")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def output_of(name: str | Path, *launcher: str) -> str:
-    command = [sys.executable, *(launcher or ("-W", "error")), str(ROOT / "examples" / name)]
+def output_of(name: str | Path, *launcher: str, arguments: tuple[str, ...] = ()) -> str:
+    command = [sys.executable, *(launcher or ("-W", "error")), str(ROOT / "examples" / name), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 0, run.stderr
@@ -53,6 +54,24 @@ def test_sharded_replicas_by_torchrun() -> None:
     assert sorted(anchors) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
     assert all(float(last) < 0.3 * float(first) for _, _, first, last, _, _ in found)
     assert anchors["0", "0"] == anchors["1", "0"] != anchors["0", "1"] == anchors["1", "1"]
+
+
+@pytest.mark.mp
+def test_a_loop_under_torchft() -> None:
+    """One replica with a lighthouse; tests/one_path/test_torchft.py kills one of two and lets it come back."""
+    pytest.importorskip("torchft", reason="torchft is not installed: pip install sparseloco[torchft]")
+    processes = Processes()
+    try:
+        words = ("--peer", "0", "--lighthouse", processes.lighthouse, "--steps", "40")
+        output = output_of("torchft_loop.py", "-W", "default", arguments=words)  # torchft warns at import
+    finally:
+        processes.close()
+    found = re.fullmatch(
+        r"peer 0: joined at step 0, anchor (\w{32})\npeer 0: step 40, loss (\S+), anchor (\w{32})\n", output
+    )
+    assert found
+    assert found[1] != found[3]
+    assert float(found[2]) < 0.5, "the targets have a mean square of 1"
 
 
 def test_vision_with_batch_normalization() -> None:

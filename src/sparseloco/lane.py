@@ -249,8 +249,8 @@ def agreed_fault(lanes: Sequence[Lane], step: int, shards: Shards) -> DeltaError
     if first == len(names) or (fault is not None and names[first] == fault.tensor):
         return fault
     return DeltaError(
-        f"delta of {names[first]}=not finite at another shard of this replica: must be finite at all {shards.processes}; "
-        "look for the message of that shard",
+        f"delta of {names[first]}=not finite at another shard of this replica: must be finite at all "
+        f"{shards.processes}; look for the message of that shard",
         names[first],
     )
 

@@ -28,7 +28,7 @@ from sparseloco.saved import count_blocks, digest_of_any, expect, expect_all_blo
 from sparseloco.sharding import local_views, own_name, plain, reshard, shards_of, whole
 from sparseloco.staging import STORAGES, Staging
 from sparseloco.support import check_shards
-from sparseloco.types import Envelope, Key, Payload, TensorSpec
+from sparseloco.types import Envelope, Key, PartSpec, Payload, TensorSpec
 
 POLICIES = ("abstain", "stop")
 """What numbers that are not finite do to their replica."""
@@ -343,6 +343,10 @@ class Replica:
     def payload_of(self, key: Key, tensors: dict[str, Tensor]) -> Payload:
         """A payload of that fragment from its parts, for messages that were kept on a disk."""
         return self._lanes[key.fragment].payload_of(tensors)
+
+    def part_specs(self, key: Key) -> tuple[PartSpec, ...]:
+        """Table of that fragment's next message, for a peer that has none of its own."""
+        return self.payload_of(key, {}).specs
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ def test_the_whole_check_in_a_tiny_form(tmp_path: Path) -> None:
         assert all(rate > 0 for rate in row["gigabytes_per_s"].values())
         assert row["of_copy"]["copy"] == 1
     assert all(row["left_out"].startswith("needs ") for row in too_large)
+    assert list(found["simulation"]["methods"]) == ["sparseloco", "diloco"]
 
 
 @needs_triton

@@ -166,7 +166,7 @@ class Speaker:
                 "look for its message"
             )
         data = self._broadcast(torch.empty(size, dtype=torch.uint8))
-        table = self._connected.payload_of(key, {}).specs
+        table = self._connected.part_specs(key)
         return unpack(data.numpy().tobytes(), table, self._connected.fingerprint)
 
     def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
