@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from sparseloco.errors import ConfigError
 from sparseloco.keys import derive_key
 from sparseloco.replica import Replica
 from sparseloco.transport import Loopback, advance, settle
+
+if TYPE_CHECKING:
+    from sparseloco.settings import RunConfig  # not at run time, since simulations of one's own need no files
 
 _RNG_SALT = 0x5EED
 
@@ -137,3 +141,16 @@ def replica_rng_state(seed: int, peer: int, shard: int = 0) -> Tensor:
     generator = torch.Generator()
     generator.manual_seed(derive_key(seed, peer, _RNG_SALT, *([shard] if shard else [])))
     return generator.get_state()
+
+
+def check_simulated(config: RunConfig) -> None:
+    """Refuse shards in one process.
+
+    Raises:
+        ConfigError: if the settings ask for them.
+    """
+    if config.train.shards > 1:
+        raise ConfigError(
+            f"train.shards={config.train.shards}: must be 1 where all replicas live in one process; add --processes, "
+            "or start one rank per shard with torchrun"
+        )

@@ -19,7 +19,7 @@ from sparseloco.algorithm import Algorithm
 from sparseloco.books import Books
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset, check_windows, train_sampler
-from sparseloco.errors import ConfigError, Interrupted
+from sparseloco.errors import Interrupted
 from sparseloco.evaluation import Evaluation, World, check_finite, evaluate_anchor
 from sparseloco.inner_step import inner_step
 from sparseloco.meter import Meter, learning_rate
@@ -28,7 +28,7 @@ from sparseloco.model import MODEL_FOLDER, build_run_model, check_tokens, save_m
 from sparseloco.replica import Replica
 from sparseloco.resume import Keeper
 from sparseloco.settings import RunConfig, to_toml
-from sparseloco.simulate import Cohort
+from sparseloco.simulate import Cohort, check_simulated
 from sparseloco.transport import drain, post_due, settle
 from sparseloco.whole import digest_of, norms, whole_model
 from sparseloco.writers import FanOut, open_log
@@ -114,19 +114,6 @@ def train(
             if world.is_main:
                 save_model(model, dataset.tokenizer, dataset.end_token, out / MODEL_FOLDER)
     return summary
-
-
-def check_simulated(config: RunConfig) -> None:
-    """Refuse shards in one process.
-
-    Raises:
-        ConfigError: if the settings ask for them.
-    """
-    if config.train.shards > 1:
-        raise ConfigError(
-            f"train.shards={config.train.shards}: must be 1 where all replicas live in one process; add --processes, "
-            "or start one rank per shard with torchrun"
-        )
 
 
 class _Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -37,7 +38,7 @@ def test_shards_share_a_batch_in_equal_parts(changes: dict[str, int], message: s
 
 
 def test_muon_needs_whole_matrices() -> None:
-    """torch's Muon takes sharded matrices, but rounds differently on them: up to 1e-3 after three steps."""
+    """torch's Muon takes sharded matrices, but rounds differently on them: about 1e-3 after three steps."""
     settings = runs.config(shards=2)
     with pytest.raises(ConfigError) as caught:
         msgspec.structs.replace(settings, optimizer=OptimizerConfig(name="muon", momentum=0.95, warmup_steps=1))
@@ -89,13 +90,20 @@ def test_torchrun_starts_a_rank_per_shard(
 
 
 @pytest.mark.mp
-def test_panels_that_do_not_fit_are_named_by_the_processes(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_name_panels_that_do_not_fit_and_train_with_others(
+    cli: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("run.toml").write_text(run_file())
     Path("text.txt").write_text(text(range(600)))
-    ended = cli("train", "run.toml", "--workers", "1", "--shards", "2", "--processes", "--out", "mine")
+    words = ["train", "run.toml", "--workers", "1", "--shards", "2", "--processes", "--out", "mine"]
+    ended = cli(*words)
     assert ended.code == 2
     assert ended.err.splitlines()[-1] == (
         "error: panels=1: must have an edge at every edge of a shard, and model.embed_tokens.weight of 300 rows in 2 "
         "shards has one at row 150; use panels=2"
     )
+    ended = cli(*words, "--set", "algorithm.panels=2", "--no-model", "--json")
+    assert ended.code == 0, ended.err
+    summary = json.loads(ended.out)
+    assert (summary["shards"], summary["digest"]) == (2, runs.newest(Path("mine")).facts["digest"])

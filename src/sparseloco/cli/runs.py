@@ -44,7 +44,8 @@ from sparseloco.metrics import write_atomically
 from sparseloco.model import located
 from sparseloco.report import Run, load_run, write_report
 from sparseloco.settings import RunConfig, TransportConfig
-from sparseloco.trainer import CHECKPOINTS, check_simulated, train
+from sparseloco.simulate import check_simulated
+from sparseloco.trainer import CHECKPOINTS, train
 from sparseloco.writers import check_writers
 
 
