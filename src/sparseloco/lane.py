@@ -59,7 +59,7 @@ class Lane:
     outer: OuterOptimizer
     merge: Merge
     state: ChannelState
-    staging: Staging
+    staging: Staging = Staging()
     round: int = 0
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     abstains: str = ""
