@@ -34,7 +34,14 @@ LAYERS = {
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
 
-MAY_USE_TORCH_DISTRIBUTED = {"sharding", "transport.process_group", "checkpoint", "trainer"}
+MAY_USE_TORCH_DISTRIBUTED = {
+    "sharding",
+    "transport.process_group",
+    "transport.collectives",  # its collectives, apart from what they carry
+    "transport.meeting",  # how its group is made and left
+    "checkpoint",
+    "trainer",
+}
 MAY_NAME_DTENSOR = {"sharding"}
 # Clocks, files, sockets, processes and stores: none of these below L3.
 OUTSIDE_WORLD = {

@@ -28,8 +28,6 @@ FORMAT = 1
 INDEX = "index.json"
 _STEP = re.compile(r"step-(\d{8,})")
 _FAILED = "failed"
-_PATIENCE_S = 600.0
-"""How long the writer of the index waits for parts that other processes write."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -130,10 +128,12 @@ class CheckpointFolder:
     Args:
         root: Folder for them; it is made when the first is written.
         keep: How many complete ones stay.
+        patience_s: How long a process waits for what others write.
     """
 
     root: Path
     keep: int = 2
+    patience_s: float = 300.0
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest complete checkpoint, and what is wrong with each newer one that was passed over."""
@@ -173,7 +173,7 @@ class CheckpointFolder:
         tree = json.dumps(_pack(state, name, tensors))
         with self._growing(step) as folder:
             if in_turn:
-                _wait_until(lambda: not self._is_busy(folder), f"{self.root}: the checkpoint before step {step}")
+                self._wait_until(lambda: not self._is_busy(folder), f"{self.root}: the checkpoint before step {step}")
             folder.mkdir(parents=True, exist_ok=True)
             write_durably(folder / f"{name}.safetensors", save(_separate(tensors), metadata={"state": tree}))
 
@@ -195,7 +195,7 @@ class CheckpointFolder:
                 write_durably(folder / name, data)
             names = [f"{name}.safetensors" for name in parts]
             failed = folder / _FAILED
-            _wait_until(
+            self._wait_until(
                 lambda: failed.exists() or all((folder / name).exists() for name in names),
                 f"{folder}: {', '.join(parts)}",
             )
@@ -209,6 +209,16 @@ class CheckpointFolder:
             _sync_folder(self.root)
         self._retain(step)
         return place
+
+    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"{what}: must come within {self.patience_s:g} s; look at what the other processes say, or raise "
+                    "transport.deadline_s, of which that is half"
+                )
+            time.sleep(0.02)
 
     def _complete(self) -> list[tuple[int, Path]]:
         """Steps and folders, oldest first."""
@@ -274,14 +284,6 @@ def _sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise CheckpointError(f"{what}: must come within {_PATIENCE_S:g} s; look at what the other processes say")
-        time.sleep(0.02)
 
 
 def _stored(data: bytes) -> Stored:

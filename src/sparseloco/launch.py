@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -20,6 +20,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -30,11 +31,13 @@ from sparseloco.errors import ConfigError, SparseLocoError
 from sparseloco.metrics import Status
 from sparseloco.model import build_run_model
 from sparseloco.replica import Replica
+from sparseloco.resume import common_facts
 from sparseloco.settings import RunConfig
 from sparseloco.simulate import replica_rng_state
 from sparseloco.trainer import ProgressCallback, StopCallback, train
 from sparseloco.transport import ProcessGroup
-from sparseloco.transport.process_group import joined_group, meeting_folder
+from sparseloco.transport.deadline import Deadline
+from sparseloco.transport.meeting import joined_group, meeting_folder
 
 _LOOK_S = 0.5
 """Time between two looks at whether torchrun is still there."""
@@ -60,11 +63,14 @@ class Solo:
         model: The model, built from the same seed at every rank.
         algorithm: What all replicas run.
         seed: As in a simulation.
+        facts: As in :class:`sparseloco.ProcessGroup`.
     """
 
-    def __init__(self, model: nn.Module, algorithm: Algorithm, *, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, algorithm: Algorithm, *, seed: int, facts: Mapping[str, str] | None = None
+    ) -> None:
         self.model = model
-        self.transport = ProcessGroup()
+        self.transport = ProcessGroup(facts=facts)
         self._replica = Replica(model, algorithm, peer=self.transport.rank, seed=seed)
         self.transport.connect(self._replica)
         torch.set_rng_state(replica_rng_state(seed, self.transport.rank))
@@ -154,8 +160,8 @@ def train_rank(
         )
     if "TORCHELASTIC_RUN_ID" in os.environ:  # only then is the parent known to be one that stays
         threading.Thread(target=_die_with_launcher, args=(os.getppid(),), daemon=True).start()
-    with joined_group("env://", int(os.environ["RANK"]), world_size):
-        world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+    with joined(config, "env://", int(os.environ["RANK"])):
+        world = _world(config, algorithm, dataset, resume)
         return train(
             config,
             algorithm,
@@ -168,6 +174,17 @@ def train_rank(
             stop=stop,
             keep_model=keep_model,
         )
+
+
+def joined(config: RunConfig, rendezvous: str, rank: int) -> AbstractContextManager[None]:
+    """The group of a run, with the time limits of its settings."""
+    deadline, interface = Deadline(config.transport.deadline_s), config.transport.interface
+    return joined_group(rendezvous, rank, config.train.workers, deadline, interface)
+
+
+def _world(config: RunConfig, algorithm: Algorithm, dataset: Dataset, resume: Checkpoint | None) -> Solo:
+    facts = common_facts(config, dataset, resume)
+    return Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed, facts=facts)
 
 
 @contextlib.contextmanager
@@ -183,6 +200,20 @@ def memory_errors(config: RunConfig) -> Iterator[None]:
             f"train.batch_size={config.train.batch_size}: must fit into the memory of this machine, and it ran out; "
             "lower it or raise train.accumulation, or take fewer workers, shorter sequences or a smaller model"
         ) from error
+
+
+def as_rank(config: RunConfig) -> RunConfig:
+    """Settings of a rank that torchrun has started: its transport, and after a restart as many workers as came back."""
+    transport = msgspec.structs.replace(config.transport, kind="process_group")
+    train = config.train
+    if restarts():
+        train = msgspec.structs.replace(train, workers=int(os.environ["WORLD_SIZE"]))
+    return msgspec.structs.replace(config, transport=transport, train=train)
+
+
+def restarts() -> int:
+    """How often torchrun has started these ranks again (``--max-restarts``)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_torchrun() else 0
 
 
 def is_torchrun() -> bool:
@@ -227,8 +258,8 @@ def _worker(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.train.workers))
     try:
         dataset = open_dataset(config.data)
-        with memory_errors(config), joined_group(rendezvous, rank, config.train.workers):
-            world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+        with memory_errors(config), joined(config, rendezvous, rank):
+            world = _world(config, algorithm, dataset, resume)
 
             def progress(status: Status) -> None:
                 events.put(("status", tuple(status)))

@@ -48,6 +48,7 @@ class Replica:
         step: Inner steps made so far; equal at all peers.
         weight: Integer weight of the next messages, for example tokens per round.
         optimizer: The inner optimizer, if the algorithm names one.
+        table: What peers must have in common: the trainable parameters and synced buffers, by fragment.
     """
 
     def __init__(self, model: nn.Module, algorithm: Algorithm, *, peer: int = 0, seed: int = 0) -> None:
@@ -71,7 +72,8 @@ class Replica:
             for rows in algorithm.fragments.assign(self.specs)
         ]
         self._add_buffers(model)
-        self.fingerprint = algorithm.fingerprint([spec for lane in self._lanes for spec in lane.state.specs])
+        self.table = tuple(spec for lane in self._lanes for spec in lane.state.specs)
+        self.fingerprint = algorithm.fingerprint(self.table)
 
     # -- advancing -------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from sparseloco.algorithm import Recipe
 from sparseloco.data.settings import DataConfig, SourceConfig
 from sparseloco.errors import ConfigError
 from sparseloco.presets import PRESETS
+from sparseloco.transport.deadline import DEADLINE_S, check_deadline
 
 __all__ = [
     "DataConfig",
@@ -242,12 +243,19 @@ class TransportConfig(Section, frozen=True, kw_only=True):
 
     Attributes:
         kind: "loopback" for one machine, "process_group" for ranks that torchrun has started.
+        deadline_s: Seconds within which a run of several processes ends, with a name, once one of them has died or
+            does not answer; every other timeout follows from it, and all are printed at the start.
+        interface: Network interface of this machine for gloo; if left out, ``GLOO_SOCKET_IFNAME``, else the one that
+            leads to the rendezvous.
     """
 
     kind: Literal["loopback", "process_group"] = "loopback"
+    deadline_s: float = DEADLINE_S
+    interface: str = ""
 
     def __post_init__(self) -> None:
         _one_of("transport", "kind", self.kind, ("loopback", "process_group"))
+        check_deadline("transport.deadline_s", self.deadline_s)
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):

@@ -7,14 +7,14 @@ dim 0 of every parameter. Here these become plain tensors that share memory, wit
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from sparseloco.errors import ConfigError, DivergenceError, SparseLocoError
+from sparseloco.errors import ConfigError, DivergenceError, PeerLostError, SparseLocoError
 
 
 class Place(NamedTuple):
@@ -60,9 +60,11 @@ class Shards:
     Attributes:
         rank: Number of this process among them, from 0.
         count: How many they are.
+        guard: Around each of their collectives: what a transport makes of one that fails.
     """
 
     def __init__(self, mesh: Any = None) -> None:
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext
         self._mesh = mesh
         self.rank: int = mesh.get_local_rank() if mesh is not None else 0
         self.count: int = mesh.size() if mesh is not None else 1
@@ -75,7 +77,8 @@ class Shards:
         if self.count == 1:
             return good
         vote = torch.tensor(int(good), dtype=torch.int32, device=self._mesh.device_type)
-        torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN, group=self._mesh.get_group())
+        with self.guard():
+            torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN, group=self._mesh.get_group())
         return bool(vote.item())
 
     @contextmanager
@@ -87,6 +90,8 @@ class Shards:
         """
         try:
             yield
+        except PeerLostError:  # the vote would wait for whoever is gone
+            raise
         except SparseLocoError:
             self.agree(False)
             raise
