@@ -19,7 +19,7 @@ from tests.one_path.test_resume_under_torchrun import ROOT, STEPS, TORCHRUN, ran
 pytestmark = plain.pytestmark
 SCRIPT = str(Path(__file__).with_name("dying_sparseloco.py"))
 SHORT = ["--set", "train.steps=40", "--set", "train.evaluate_every=40", "--set", "train.log_every=4", "--no-model"]
-SHORT += ["--set", "checkpoint.every=10"]
+SHORT += ["--set", "checkpoint.every=10", "--set", "transport.deadline_s=120"]
 folder = plain.folder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparseloco.checkpoint import CheckpointFolder
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, PeerLostError
 from sparseloco.settings import TransportConfig
 from sparseloco.transport import collectives, meeting
 from sparseloco.transport.collectives import Collectives
@@ -52,13 +52,28 @@ def test_a_deadline_is_a_time_to_wait_c59(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [60.0, 300.0])
-def test_the_group_is_made_with_it_c31(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_is_made_with_it_c31(seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C-31: gloo is given the timeout; the signs of life and the waiting are, too."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(meeting.dist, "init_process_group", lambda backend, **given: asked.update(given))
     monkeypatch.setattr(meeting, "choose_interface", lambda *_: None)
-    meeting.join("file:///nowhere", 0, 2, Deadline(seconds))
-    assert asked["timeout"] == timedelta(seconds=Deadline(seconds).collective_s)
+    meeting.join(f"file://{tmp_path}/rendezvous", 0, 2, Deadline(seconds))
+    patience = timedelta(seconds=Deadline(seconds).collective_s)
+    assert asked["timeout"] == asked["store"].timeout == patience
+
+
+def test_a_group_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("Gloo connectFullMesh failed\nand a trace")
+
+    monkeypatch.setattr(meeting.dist, "init_process_group", refused)
+    monkeypatch.setattr(meeting, "choose_interface", lambda *_: None)
+    with pytest.raises(PeerLostError) as caught:
+        meeting.join(f"file://{tmp_path}/rendezvous", 1, 3, Deadline(60))
+    assert str(caught.value) == (
+        "peer 1=waited for 3 ranks to meet (Gloo connectFullMesh failed): must all come within deadline_s=60; look at "
+        "what the others printed, or raise transport.deadline_s"
+    )
 
 
 @pytest.mark.parametrize("seconds", [60.0, 300.0])

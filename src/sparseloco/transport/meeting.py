@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous as meet
 
 from sparseloco.errors import ConfigError, PeerLostError, SparseLocoError
 from sparseloco.transport.beats import Beats
@@ -70,8 +71,12 @@ def join(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interfa
     choose_interface(os.environ.get("MASTER_ADDR", _HERE) if rendezvous == "env://" else _HERE, interface)
     patience = timedelta(seconds=deadline.collective_s)
     try:
-        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=num_ranks, timeout=patience)
-    except dist.DistError as error:
+        store, _, _ = next(meet(rendezvous, rank, num_ranks, timeout=patience))
+        store.set_timeout(patience)
+        # After a restart the store of torchrun still holds the addresses of the processes before.
+        own = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=num_ranks, timeout=patience)
+    except RuntimeError as error:  # the errors of gloo have no type of their own
         raise PeerLostError(
             f"peer {rank}=waited for {num_ranks} ranks to meet ({str(error).partition(chr(10))[0]}): must all come "
             f"within deadline_s={deadline.deadline_s:g}; look at what the others printed, or raise transport.deadline_s"
