@@ -74,7 +74,8 @@ def join(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interfa
         store, _, _ = next(meet(rendezvous, rank, num_ranks, timeout=patience))
         store.set_timeout(patience)
         # After a restart the store of torchrun still holds the addresses of the processes before.
-        own = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        own = dist.PrefixStore(attempt, store)  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group("gloo", store=own, rank=rank, world_size=num_ranks, timeout=patience)
     except RuntimeError as error:  # the errors of gloo have no type of their own
         raise PeerLostError(
