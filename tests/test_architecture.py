@@ -35,11 +35,19 @@ LAYERS = {
 }  # fmt: skip
 LAYER_OF = {module: int(layer[1]) for layer, modules in LAYERS.items() for module in modules}
 
-# Where the mesh of a run is made, its model is sharded over it.
+# Where the mesh of a run is made, its model is sharded over it (solo).
 # transport.torchft needs the store and the options that torchft's process groups are made with.
 MAY_USE_TORCH_DISTRIBUTED = {
-    "sharding", "transport.process_group", "transport.speaker", "transport.torchft", "checkpoint", "trainer", "solo",
-}  # fmt: skip
+    "sharding",
+    "transport.process_group",
+    "transport.collectives",  # its collectives, apart from what they carry
+    "transport.meeting",  # how its group is made and left
+    "transport.speaker",
+    "transport.torchft",
+    "checkpoint",
+    "trainer",
+    "solo",
+}
 MAY_NAME_DTENSOR = {"sharding"}
 # Clocks, files, sockets, processes and stores: none of these below L3.
 OUTSIDE_WORLD = {

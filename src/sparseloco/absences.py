@@ -44,7 +44,7 @@ def step_if_finite(replica: Replica, loss: float, step: int, config: RunConfig) 
 def note_absences(world: World, books: Books, log: FanOut | None) -> None:
     """Count and log who was absent from the rounds just applied; all processes must ask."""
     first = world.replicas[0]
-    causes = [LOSS, *(f"delta of {name}" for name in first.tensor_names)]
+    causes = [LOSS, *(f"delta of {spec.name}" for spec in first.table)]
     here = {replica.peer for replica in world.replicas}
     known = {(a.peer, a.key): causes.index(a.cause) for r in world.replicas for a in r.absent if a.cause}
     for peer, key, _ in first.absent:

@@ -78,11 +78,20 @@ class Algorithm:
         return self.channel.portable and self.outer.portable
 
     def fingerprint(self, specs: Sequence[TensorSpec]) -> str:
-        """16 hex digits over everything peers must share: parts, settings and tensor table.
+        """16 hex digits over everything peers must share: :meth:`shared` and the tensor table."""
+        shared = {
+            **self.shared(),
+            "tensors": [(spec.name, list(spec.shape), str(spec.dtype)) for spec in specs],
+        }
+        canonical = json.dumps(shared, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def shared(self) -> dict[str, Any]:
+        """Parts and settings that peers must have in common, as JSON values.
 
         Inner optimizer and clipping are left out: each replica may choose its own.
         """
-        shared = {
+        return {
             "format": FORMAT,
             "local": _plain(self.local.shared, shared=True),
             "channel": _plain(self.channel, shared=True),
@@ -91,10 +100,7 @@ class Algorithm:
             "merge": _plain(self.merge, shared=True),
             "fragments": _plain(self.fragments, shared=True),
             "sync_buffers": self.sync_buffers,
-            "tensors": [(spec.name, list(spec.shape), str(spec.dtype)) for spec in specs],
         }
-        canonical = json.dumps(shared, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def describe(self, specs: Sequence[TensorSpec]) -> Description:
         """What this method costs on a model with these tensors, computed without allocating any."""

@@ -27,8 +27,6 @@ FORMAT = 1
 INDEX = "index.json"
 _STEP = re.compile(r"step-(\d{8,})")
 _FAILED = "failed"
-_PATIENCE_S = 600.0
-"""How long the writer of the index waits for parts that other processes write."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -148,10 +146,12 @@ class CheckpointFolder:
     Args:
         root: Folder for them; it is made when the first is written.
         keep: How many complete ones stay.
+        patience_s: How long a process waits for what others write.
     """
 
     root: Path
     keep: int = 2
+    patience_s: float = 300.0
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest complete checkpoint, and what is wrong with each newer one that was passed over."""
@@ -189,7 +189,7 @@ class CheckpointFolder:
         part = state if isinstance(state, Packed) else packed(name, state)
         with self._growing(step) as folder:
             if in_turn:
-                _wait_until(lambda: not self._is_busy(folder), f"{self.root}: the checkpoint before step {step}")
+                self._wait_until(lambda: not self._is_busy(folder), f"{self.root}: the checkpoint before step {step}")
             folder.mkdir(parents=True, exist_ok=True)
             write_durably(folder / f"{name}.safetensors", as_bytes(part, digest))
 
@@ -211,7 +211,7 @@ class CheckpointFolder:
                 write_durably(folder / name, data)
             names = [f"{name}.safetensors" for name in parts]
             failed = folder / _FAILED
-            _wait_until(
+            self._wait_until(
                 lambda: failed.exists() or all((folder / name).exists() for name in names),
                 f"{folder}: {', '.join(parts)}",
             )
@@ -227,6 +227,16 @@ class CheckpointFolder:
             _sync_folder(self.root)
         self._retain(step)
         return place
+
+    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"{what}: must come within {self.patience_s:g} s; look at what the other processes say, or raise "
+                    "transport.deadline_s, of which that is half"
+                )
+            time.sleep(0.02)
 
     def _complete(self) -> list[tuple[int, Path]]:
         """Steps and folders, oldest first."""
@@ -292,14 +302,6 @@ def _sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise CheckpointError(f"{what}: must come within {_PATIENCE_S:g} s; look at what the other processes say")
-        time.sleep(0.02)
 
 
 def _stored(path: Path) -> Stored:

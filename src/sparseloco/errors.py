@@ -23,6 +23,10 @@ class QuorumError(SparseLocoError, TimeoutError):
     """Too few peers arrived before the deadline."""
 
 
+class PeerLostError(SparseLocoError, RuntimeError):
+    """A process of the run has died, or does not answer."""
+
+
 class DivergenceError(SparseLocoError, RuntimeError):
     """Numbers are not finite, or peers that must agree do not."""
 

@@ -13,6 +13,7 @@ from sparseloco.errors import CheckpointError
 from sparseloco.model import known_by_content
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, to_table
+from sparseloco.transport.starts import flat
 
 _MUST_EQUAL = ("algorithm", "model", "data", "train", "optimizer")
 _MAY_DIFFER = {
@@ -20,6 +21,8 @@ _MAY_DIFFER = {
     *("train.nonfinite", "data.path"),
 }
 """Settings that a resumed run may change; a corpus is known by its hash, not by its place."""
+_PLACES = {"data.path", "data.sources", "data.tokenizer", "transport.interface"}
+"""Settings that may differ between the machines of one run: the text is compared by its hash."""
 _MOST_NAMED = 4
 
 
@@ -44,6 +47,20 @@ def identity(config: RunConfig, dataset: Dataset) -> dict[str, dict[str, Any]]:
             "corpus.sha256": dataset.corpus_sha256,
             "corpus.vocab_size": dataset.vocab_size,
         }
+    }
+
+
+def common_facts(config: RunConfig, dataset: Dataset, resume: Checkpoint | None) -> dict[str, str]:
+    """What all processes of a run must say alike at its start, by dotted name; places on their disks may differ."""
+    table = {section: values for section, values in to_table(config).items() if section != "logging"}
+    facts = {name: text for section, values in table.items() for name, text in flat(section, values).items()}
+    facts |= {name: repr(text) for name, text in known_by_content(config).items()}
+    return {
+        **{name: text for name, text in facts.items() if name not in _PLACES},
+        "data.weights": repr([source.weight for source in config.data.all_sources]),
+        "corpus.sha256": dataset.corpus_sha256,
+        "corpus.vocab_size": str(dataset.vocab_size),
+        "resume.step": str(resume.step) if resume is not None else "none",
     }
 
 

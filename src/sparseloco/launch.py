@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -20,18 +21,21 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint
 from sparseloco.data import Dataset, open_dataset
 from sparseloco.errors import ConfigError, SparseLocoError
+from sparseloco.identity import common_facts
 from sparseloco.metrics import Status
 from sparseloco.model import build_run_model
 from sparseloco.settings import RunConfig
 from sparseloco.solo import Solo
 from sparseloco.trainer import ProgressCallback, StopCallback, train
-from sparseloco.transport.process_group import joined_group, meeting_folder
+from sparseloco.transport.deadline import Deadline
+from sparseloco.transport.meeting import joined_group, meeting_folder
 
 _LOOK_S = 0.5
 """Time between two looks at whether torchrun is still there."""
@@ -111,8 +115,8 @@ def train_rank(
     _check_ranks(config, world_size)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # only then is the parent known to be one that stays
         threading.Thread(target=_die_with_launcher, args=(os.getppid(),), daemon=True).start()
-    with joined_group("env://", int(os.environ["RANK"]), world_size):
-        world = _world(config, algorithm, dataset)
+    with joined(config, "env://", int(os.environ["RANK"])):
+        world = _world(config, algorithm, dataset, resume)
         return train(
             config,
             algorithm,
@@ -147,9 +151,21 @@ def _check_ranks(config: RunConfig, world_size: int) -> None:
     )
 
 
-def _world(config: RunConfig, algorithm: Algorithm, dataset: Dataset) -> Solo:
-    build, settings = partial(build_run_model, config, dataset.vocab_size), config.train
-    return Solo(build, algorithm, seed=settings.seed, shards=settings.shards, nonfinite=settings.nonfinite)
+def joined(config: RunConfig, rendezvous: str, rank: int) -> AbstractContextManager[None]:
+    """The group of a run, with the time limits of its settings."""
+    deadline, interface = Deadline(config.transport.deadline_s), config.transport.interface
+    return joined_group(rendezvous, rank, num_ranks(config), deadline, interface)
+
+
+def _world(config: RunConfig, algorithm: Algorithm, dataset: Dataset, resume: Checkpoint | None) -> Solo:
+    return Solo(
+        partial(build_run_model, config, dataset.vocab_size),
+        algorithm,
+        seed=config.train.seed,
+        shards=config.train.shards,
+        nonfinite=config.train.nonfinite,
+        facts=common_facts(config, dataset, resume),
+    )
 
 
 def _named(rank: int, config: RunConfig) -> str:
@@ -170,6 +186,20 @@ def memory_errors(config: RunConfig) -> Iterator[None]:
             f"train.batch_size={config.train.batch_size}: must fit into the memory of this machine, and it ran out; "
             "lower it or raise train.accumulation, or take fewer workers, shorter sequences or a smaller model"
         ) from error
+
+
+def as_rank(config: RunConfig) -> RunConfig:
+    """Settings of a rank that torchrun has started: its transport, and after a restart as many workers as came back."""
+    transport = msgspec.structs.replace(config.transport, kind="process_group")
+    train = config.train
+    if restarts():
+        train = msgspec.structs.replace(train, workers=max(1, int(os.environ["WORLD_SIZE"]) // train.shards))
+    return msgspec.structs.replace(config, transport=transport, train=train)
+
+
+def restarts() -> int:
+    """How often torchrun has started these ranks again (``--max-restarts``)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_torchrun() else 0
 
 
 def is_torchrun() -> bool:
@@ -214,8 +244,8 @@ def _worker(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks(config)))
     try:
         dataset = open_dataset(config.data)
-        with memory_errors(config), joined_group(rendezvous, rank, num_ranks(config)):
-            world = _world(config, algorithm, dataset)
+        with memory_errors(config), joined(config, rendezvous, rank):
+            world = _world(config, algorithm, dataset, resume)
 
             def progress(status: Status) -> None:
                 events.put(("status", tuple(status)))

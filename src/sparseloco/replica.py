@@ -62,6 +62,7 @@ class Replica:
         weight: Integer weight of the next messages, for example tokens per round.
         optimizer: The inner optimizer, if the algorithm names one.
         absent: Peers that contributed nothing to the rounds applied since the last step, with their rounds.
+        table: What peers must have in common: the trainable parameters and synced buffers, by fragment.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class Replica:
             for specs in ([self.specs[i] for i in rows] for rows in algorithm.fragments.assign(self.specs))
         ]
         self._add_buffers(model)
-        self.fingerprint = algorithm.fingerprint([spec for lane in self._lanes for spec in lane.state.specs])
+        self.table = tuple(spec for lane in self._lanes for spec in lane.state.specs)
+        self.fingerprint = algorithm.fingerprint(self.table)
 
     # -- advancing -------------------------------------------------------------------------------------------
 
@@ -239,11 +241,6 @@ class Replica:
             name: f"{tensor.dtype} {list(tensor.shape)} {digest_of_any(tensor)}"
             for name, tensor in ((name, whole(t)) for name, t in {**self._frozen, **self._derived}.items())
         }
-
-    @property
-    def tensor_names(self) -> list[str]:
-        """Names of what is exchanged, fragment by fragment."""
-        return [spec.name for lane in self._lanes for spec in lane.state.specs]
 
     @property
     def rounds(self) -> int:

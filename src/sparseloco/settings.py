@@ -17,6 +17,7 @@ from sparseloco.algorithm import Recipe
 from sparseloco.data.settings import DataConfig, SourceConfig
 from sparseloco.errors import ConfigError
 from sparseloco.presets import PRESETS
+from sparseloco.transport.deadline import DEADLINE_S, check_deadline
 
 __all__ = [
     "DataConfig",
@@ -27,7 +28,7 @@ __all__ = [
     "SourceConfig",
     "TrainConfig",
     "TransportConfig",
-    "check_rounds",
+    "either",
     "optimizer_defaults",
     "optimizer_keys",
     "to_table",
@@ -45,7 +46,8 @@ def _one_of(section: str, name: str, value: str, choices: tuple[str, ...]) -> No
         raise ConfigError(f"{section}.{name}={value!r}: must be one of {', '.join(choices)}; choose one of them")
 
 
-def _either(values: list[int]) -> str:
+def either(values: list[int]) -> str:
+    """Several numbers to choose from, in words."""
     *others, last = map(str, values)
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -176,7 +178,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             divisors = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
             raise ConfigError(
                 f"train.accumulation={self.accumulation}: must divide batch_size={self.batch_size}; "
-                f"use {_either(divisors)}"
+                f"use {either(divisors)}"
             )
         if self.batch_size % (self.shards * self.accumulation):
             raise ConfigError(
@@ -254,12 +256,19 @@ class TransportConfig(Section, frozen=True, kw_only=True):
 
     Attributes:
         kind: "loopback" for one machine, "process_group" for ranks that torchrun has started.
+        deadline_s: Seconds within which a run of several processes ends, with a name, once one of them has died or
+            does not answer; every other timeout follows from it, and all are printed at the start.
+        interface: Network interface of this machine for gloo; if left out, ``GLOO_SOCKET_IFNAME``, else the one that
+            leads to the rendezvous.
     """
 
     kind: Literal["loopback", "process_group"] = "loopback"
+    deadline_s: float = DEADLINE_S
+    interface: str = ""
 
     def __post_init__(self) -> None:
         _one_of("transport", "kind", self.kind, ("loopback", "process_group"))
+        check_deadline("transport.deadline_s", self.deadline_s)
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):
@@ -380,17 +389,3 @@ def to_table(config: RunConfig) -> dict[str, dict[str, Any]]:
 def to_toml(config: RunConfig) -> str:
     """A file that ``config.load_config`` reads back into an equal value."""
     return tomli_w.dumps(to_table(config))
-
-
-def check_rounds(steps: int, inner_steps: int) -> None:
-    """Refuse a number of steps that ends in the middle of a round.
-
-    Raises:
-        ConfigError: if ``steps`` is no multiple of ``inner_steps``; it names the nearest ones.
-    """
-    if steps % inner_steps:
-        below = steps - steps % inner_steps
-        raise ConfigError(
-            f"train.steps={steps}: must be a multiple of inner_steps={inner_steps}, or the last steps would never be "
-            f"synchronized; use {_either([below, below + inner_steps] if below else [inner_steps])}"
-        )

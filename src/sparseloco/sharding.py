@@ -8,14 +8,14 @@ become plain tensors that share memory, with their place in the whole.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from sparseloco.errors import ConfigError, DivergenceError, SparseLocoError
+from sparseloco.errors import ConfigError, DivergenceError, PeerLostError, SparseLocoError
 
 _INSERTED = {"_orig_mod", "_checkpoint_wrapped_module"}
 """What ``torch.compile`` and ``checkpoint_wrapper`` put into the names of what they wrap."""
@@ -67,12 +67,14 @@ class Shards:
         rank: Number of the shard that this process holds, from 0.
         count: Shards.
         copies: Processes that hold the same shard; more than 1 with HSDP, or in data-parallel replicas.
+        guard: Around each of their collectives: what a transport makes of one that fails.
     """
 
     def __init__(
         self, rank: int = 0, count: int = 1, *, shards: Any = None, device: str = "cpu", copies: Any = None
     ) -> None:
         """``shards``, on ``device``, and ``copies`` are the groups of this process; None where it would be alone."""
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext
         self.rank = rank
         self.count = count
         self._shards, self._device, self._copies = shards, device, copies
@@ -126,7 +128,8 @@ class Shards:
         for group, device in ((self._shards, self._device), (self._copies, "cpu")):
             if group is not None:
                 vote = torch.tensor(number, dtype=torch.int32, device=device)
-                torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN, group=group)
+                with self.guard():
+                    torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN, group=group)
                 number = int(vote.item())
         return number
 
@@ -140,7 +143,8 @@ class Shards:
             return [values]
         mine = torch.tensor(values, dtype=torch.float64, device=self._device)
         rows = [torch.empty_like(mine) for _ in range(self.count)]
-        torch.distributed.all_gather(rows, mine, group=self._shards)
+        with self.guard():
+            torch.distributed.all_gather(rows, mine, group=self._shards)
         return [tuple(row.tolist()) for row in rows]
 
     @contextmanager
@@ -152,6 +156,8 @@ class Shards:
         """
         try:
             yield
+        except PeerLostError:  # the vote would wait for whoever is gone
+            raise
         except SparseLocoError:
             self.agree(False)
             raise

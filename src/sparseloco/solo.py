@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -25,6 +25,7 @@ class Solo:
         seed: As in a simulation.
         shards: Processes of one replica, which divide the ranks of the group.
         nonfinite: As of :class:`~sparseloco.replica.Replica`.
+        facts: As in :class:`sparseloco.ProcessGroup`.
 
     Raises:
         ConfigError: if the algorithm or the edges of its panels do not fit the shards.
@@ -38,15 +39,16 @@ class Solo:
         seed: int,
         shards: int = 1,
         nonfinite: str = "abstain",
+        facts: Mapping[str, str] | None = None,
     ) -> None:
         self.model = build()
         if shards == 1:
-            self.transport = ProcessGroup()
+            self.transport = ProcessGroup(facts=facts)
         else:
             ranks = torch.distributed.get_world_size()
             mesh = init_device_mesh("cpu", (ranks // shards, shards), mesh_dim_names=("peers", "shards"))
             _shard(self.model, mesh["shards"])
-            self.transport = ProcessGroup(mesh.get_group("peers"))
+            self.transport = ProcessGroup(mesh.get_group("peers"), facts=facts)
         self._replica = Replica(self.model, algorithm, peer=self.transport.rank, seed=seed, nonfinite=nonfinite)
         self.transport.connect(self._replica)
         torch.set_rng_state(replica_rng_state(seed, self.transport.rank, self._replica.shards.rank))

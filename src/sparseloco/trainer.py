@@ -30,6 +30,8 @@ from sparseloco.resume import Keeper
 from sparseloco.settings import RunConfig, to_toml
 from sparseloco.simulate import Cohort, check_simulated
 from sparseloco.transport import drain, post_due, settle
+from sparseloco.transport.beats import enter, phase
+from sparseloco.transport.deadline import Deadline
 from sparseloco.whole import digest_of, norms, whole_model
 from sparseloco.writers import FanOut, open_log
 
@@ -91,7 +93,8 @@ def train(
     books = Books([[] for _ in world.replicas])
     keeper = log = None
     if out is not None:
-        folder = CheckpointFolder(out / CHECKPOINTS, config.checkpoint.keep)
+        patience_s = Deadline(config.transport.deadline_s).checkpoint_s
+        folder = CheckpointFolder(out / CHECKPOINTS, config.checkpoint.keep, patience_s)
         keeper = Keeper(folder, config, algorithm, dataset, world, resume)
         metrics = keeper.load(resume, books) if resume is not None else b""
         keeper.begin()
@@ -162,6 +165,7 @@ class _Run:
         while books.step < steps:
             books.next_step(self.settings)
             step = books.step
+            enter(f"step {step}")
             train_loss = self._advance(step)
             self._note_epochs(step)
             if step % self.settings.log_every == 0 or step == steps:
@@ -174,8 +178,9 @@ class _Run:
                 self._pause(step)
         self._drain()
         if self.keeper is not None:
-            self.keeper.save(books, self.log)
-            self.keeper.wait()
+            with phase(f"save step {steps}"):
+                self.keeper.save(books, self.log)
+                self.keeper.wait()
         self._evaluate()
         self._report(steps, train_loss)  # again, for the last evaluation
 
@@ -184,9 +189,10 @@ class _Run:
         stopping = self._must_stop(step)
         saved = False
         if self.keeper is not None and (stopping or self.keeper.is_due(step)):
-            saved = self.keeper.save(self.books, self.log)
-        if stopping and self.keeper is not None:
-            saved = self.keeper.wait() and saved
+            with phase(f"save step {step}"):
+                saved = self.keeper.save(self.books, self.log)
+                if stopping:
+                    saved = self.keeper.wait() and saved
         if stopping:
             if self.log is not None:  # for whoever watches; the checkpoint's log, with which a resume starts, lacks it
                 self.log.write("interrupted", step=step, saved=saved)
@@ -260,7 +266,8 @@ class _Run:
         self.books.validation = self._evaluated("validation")
 
     def _evaluated(self, split: str) -> Evaluation:
-        result = evaluate_anchor(self.world, self.dataset, split, self.settings)
+        with phase("evaluate"):
+            result = evaluate_anchor(self.world, self.dataset, split, self.settings)
         check_finite(f"{split}_loss", result.loss, f"at step {self.books.step}", self.config)
         if self.log is not None:
             self.log.write(

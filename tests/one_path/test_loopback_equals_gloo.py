@@ -68,8 +68,10 @@ def test_start_from_other_weights_names_the_tensor_c02(pair: Group) -> None:
 def test_start_with_another_algorithm_is_named(pair: Group) -> None:
     texts = pair.run(worlds.refusal, "algorithm")
     assert texts[0] == texts[1]
-    assert texts[0].startswith("DivergenceError: peer 1: says algorithm ")
-    assert texts[0].endswith("all peers need the same [algorithm] and model")
+    assert texts[0] == (
+        "DivergenceError: peer 1: must start like peer 0, but algorithm.outer.lr is 0.7 at peer 0 and 0.5 at peer 1; "
+        "give all of them the same settings, text, model and version"
+    )
 
 
 def test_equal_starts_are_accepted(pair: Group) -> None:

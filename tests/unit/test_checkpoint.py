@@ -192,9 +192,8 @@ def test_a_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
         write(CheckpointFolder(tmp_path / "checkpoints"), 1)
 
 
-def test_a_part_that_does_not_come_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = CheckpointFolder(tmp_path)
-    monkeypatch.setattr(checkpoint, "_PATIENCE_S", 0.05)
+def test_a_part_that_does_not_come_is_named(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, patience_s=0.05)
     folder.write_part(1, "shared", STATE)
     with pytest.raises(CheckpointError, match=r"partial: shared, peer-0001: must come within 0\.05 s; look at what"):
         folder.finish(1, parts=["shared", "peer-0001"], facts={}, files={})
@@ -208,9 +207,8 @@ def test_a_part_that_another_process_could_not_write_is_not_waited_for(tmp_path:
         folder.finish(1, parts=["shared", "peer-0001"], facts={}, files={})
 
 
-def test_a_process_that_runs_ahead_waits_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = CheckpointFolder(tmp_path)
-    monkeypatch.setattr(checkpoint, "_PATIENCE_S", 0.05)
+def test_a_process_that_runs_ahead_waits_its_turn(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, patience_s=0.05)
     folder.write_part(1, "peer-0001", STATE, in_turn=True)
     with pytest.raises(CheckpointError, match=r"the checkpoint before step 2: must come within 0\.05 s; look at what"):
         folder.write_part(2, "peer-0001", STATE, in_turn=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sparseloco.transport.process_group import meeting_folder
+from sparseloco.transport.meeting import meeting_folder
 
 HOLD = """
 import sys, tempfile
-from sparseloco.transport.process_group import meeting_folder
+from sparseloco.transport.meeting import meeting_folder
 tempfile.tempdir = sys.argv[1]
 with meeting_folder() as folder:
     (folder / "rendezvous").write_text("peers")

@@ -88,7 +88,7 @@ def train(
     asked = [f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in shorthands.items() if v is not None]
     settings = load_config(config, [*overrides, *asked])
     entry = Entry(label=settings.algorithm.preset, config=settings)
-    folder = out or folders.free_folder(config.stem, settings.algorithm.preset)
+    folder = out or runs.default_folder(config.stem, settings.algorithm.preset)
     words = ["train", str(config), *_options("--set", [*overrides, *asked])]
     with Screen(quiet=as_json, verbose=verbose) as screen:
         line = _command_line(words, folder)

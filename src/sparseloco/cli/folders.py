@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sparseloco.errors import ConfigError
@@ -24,12 +25,19 @@ _LONGEST_NAME = 200
 
 def free_folder(*words: str) -> Path:
     """A folder below ``runs/`` that does not exist yet; words that repeat the one before are left out."""
+    return next(path for path in _folders(words) if not path.exists())
+
+
+def last_folder(*words: str) -> Path:
+    """The folder before that, which an earlier run was given; the first one if there is none."""
+    first, *others = [*itertools.takewhile(Path.exists, _folders(words))] or [next(_folders(words))]
+    return others[-1] if others else first
+
+
+def _folders(words: Sequence[str]) -> Iterator[Path]:
     name = "-".join(word for number, word in enumerate(words) if word != words[number - 1] or number == 0)
-    path, number = Path("runs") / name[:_LONGEST_NAME], 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name[:_LONGEST_NAME]}-{number}"
-    return path
+    yield Path("runs") / name[:_LONGEST_NAME]
+    yield from (Path("runs") / f"{name[:_LONGEST_NAME]}-{number}" for number in itertools.count(2))
 
 
 def check_run_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:

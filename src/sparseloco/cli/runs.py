@@ -22,6 +22,8 @@ from sparseloco.cli.folders import (
     check_inputs,
     check_report_folder,
     check_run_folder,
+    free_folder,
+    last_folder,
     start_comparison,
     start_run,
 )
@@ -33,9 +35,11 @@ from sparseloco.data import Dataset, check_windows, open_dataset
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
 from sparseloco.identity import check_identity, identity
 from sparseloco.launch import (
+    as_rank,
     is_torchrun,
     launch_command,
     memory_errors,
+    restarts,
     stopping_limit,
     train_processes,
     train_rank,
@@ -43,9 +47,10 @@ from sparseloco.launch import (
 from sparseloco.metrics import write_atomically
 from sparseloco.model import located
 from sparseloco.report import Run, load_run, write_report
-from sparseloco.settings import RunConfig, TransportConfig
+from sparseloco.settings import RunConfig
 from sparseloco.simulate import check_simulated
 from sparseloco.trainer import CHECKPOINTS, train
+from sparseloco.transport.deadline import Deadline
 from sparseloco.writers import check_writers
 
 
@@ -80,10 +85,14 @@ def train_one(
 
     ``command`` stands in the report, ``again`` is what continues the run if it is interrupted.
     """
-    if is_torchrun():  # so that the run folder says what was used
-        used = msgspec.structs.replace(entry.config, transport=TransportConfig(kind="process_group"))
-        entry = msgspec.structs.replace(entry, config=used)
     writes = not is_torchrun() or os.environ["RANK"] == "0"
+    if is_torchrun():  # so that the run folder says what was used
+        entry = msgspec.structs.replace(entry, config=as_rank(entry.config))
+    if restarts():
+        resume, overwrite = True, False
+        if writes:
+            ranks = f"{entry.config.train.workers} ranks"
+            screen.say(f"{entry.label}: restart {restarts()} by torchrun, with {ranks}, continues as --resume does")
     if writes:
         check_not_held(folder)
         check_run_folder(folder, resume=resume, overwrite=overwrite)
@@ -138,6 +147,11 @@ def train_all(
         write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
         runs = load_runs(folder)
         return Done(runs, listed, _write_report(runs, folder, command))
+
+
+def default_folder(*words: str) -> Path:
+    """Where a run goes that was given no folder: a new one, but that of the run before after a restart by torchrun."""
+    return last_folder(*words) if restarts() else free_folder(*words)
 
 
 def report_on(folders: Sequence[Path], out: Path) -> Done:
@@ -216,6 +230,8 @@ def _train(
         start_run(folder, to_toml(config))
     else:
         check_identity(found, identity(config, dataset))
+    if run is not train:
+        screen.say(f"{entry.label}: {Deadline(config.transport.deadline_s).words}")
     progressing = screen.training(entry.label, config.train.steps)
     words = f"{STOPPING}{stopping_limit()}" if is_torchrun() else STOPPING
     with stop_signals(words) as stop, progressing as progress, memory_errors(config):

@@ -21,7 +21,7 @@ from sparseloco.muon_adamw import muon
 from sparseloco.outer import Sgd, TorchOptimizer
 from sparseloco.presets import PRESETS
 from sparseloco.schedule import WarmupCosine
-from sparseloco.settings import OptimizerConfig, RunConfig, check_rounds
+from sparseloco.settings import OptimizerConfig, RunConfig, either
 from sparseloco.update import ClipNorm
 
 PRIVATE = frozenset({"inner", "clip_norm"})
@@ -93,7 +93,7 @@ def build_algorithm(config: RunConfig, total_steps: int | None = None) -> Algori
     if "lr" in keywords:
         keywords["lr"] = over_time(keywords["lr"])
     algorithm = _call(recipe, keywords)
-    check_rounds(config.train.steps, algorithm.schedule.every)
+    _check_rounds(config.train.steps, algorithm.schedule.every)
     return algorithm
 
 
@@ -203,3 +203,17 @@ def _private_keywords(algorithm: Algorithm, recipe: Recipe) -> dict[str, Any]:
             found["lr"] = rate
     taken = inspect.signature(_preset(recipe.preset)).parameters
     return {name: value for name, value in found.items() if name in taken}
+
+
+def _check_rounds(steps: int, inner_steps: int) -> None:
+    """Refuse a number of steps that ends in the middle of a round.
+
+    Raises:
+        ConfigError: if ``steps`` is no multiple of ``inner_steps``; it names the nearest ones.
+    """
+    if steps % inner_steps:
+        below = steps - steps % inner_steps
+        raise ConfigError(
+            f"train.steps={steps}: must be a multiple of inner_steps={inner_steps}, or the last steps would never be "
+            f"synchronized; use {either([below, below + inner_steps] if below else [inner_steps])}"
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from sparseloco.errors import DivergenceError
 from sparseloco.replica import Replica
 from sparseloco.types import Envelope, Key
 
@@ -32,38 +31,6 @@ def round_traffic(head_bytes: int, body_bytes: int, num_peers: int, *, linear: b
     return Traffic(head_bytes + body_bytes, received)
 
 
-class Start(NamedTuple):
-    """What a replica must have in common with its peers before the first round."""
-
-    peer: int
-    fingerprint: str
-    digests: dict[str, str]
-
-    @classmethod
-    def of(cls, replica: Replica) -> Start:
-        """Read it off a replica."""
-        return cls(replica.peer, replica.fingerprint, replica.tensor_digests())
-
-
-def compare_starts(first: Start, other: Start) -> None:
-    """Check that two replicas begin alike.
-
-    Raises:
-        DivergenceError: naming the algorithm, or the first tensor whose values differ.
-    """
-    if first.fingerprint != other.fingerprint:
-        raise DivergenceError(
-            f"peer {other.peer}: says algorithm {other.fingerprint}, peer {first.peer} says {first.fingerprint}; "
-            "all peers need the same [algorithm] and model"
-        )
-    for name, digest in first.digests.items():
-        if other.digests[name] != digest:
-            raise DivergenceError(
-                f"peer {other.peer}, tensor {name}: starts from other values than at peer {first.peer}; "
-                "initialise all replicas from the same seed or the same file"
-            )
-
-
 class Transport(Protocol):
     """Carries envelopes between peers. All waiting and all I/O live behind it."""
 
@@ -73,7 +40,7 @@ class Transport(Protocol):
         ...
 
     def connect(self, replica: Replica) -> None:
-        """Join with a replica: compare algorithm, tensor table and starting values with the other peers.
+        """Join with a replica: compare versions, algorithm, tensor table and starting values with the other peers.
 
         Calling it again with the same replica does nothing.
 
@@ -87,7 +54,12 @@ class Transport(Protocol):
         ...
 
     def collect(self, key: Key) -> list[Envelope]:
-        """Messages of that round and fragment, sorted by peer; waits for them."""
+        """Messages of that round and fragment, sorted by peer; waits for them.
+
+        Raises:
+            DivergenceError: if the senders' shared states differ; found by all of them alike.
+            PeerLostError: if a peer has died or does not answer.
+        """
         ...
 
     def put_back(self, key: Key, inbox: list[Envelope]) -> None:
@@ -141,14 +113,14 @@ def drain(replica: Replica, transport: Transport) -> None:
 
 
 def _apply(replica: Replica, transport: Transport, key: Key) -> float:
-    inbox = transport.collect(key)
-    with replica.shards.jointly(f"round {key.round}"):
-        return replica.apply(key, inbox)
+    with replica.shards.jointly(f"round {key.round}"):  # one shard alone may find that peers differ
+        return replica.apply(key, transport.collect(key))
 
 
 def collect_early(replica: Replica, transport: Transport) -> dict[Key, list[Envelope]]:
     """Wait for all messages that are in flight and leave them where they are due later, for a checkpoint."""
-    inboxes = {key: transport.collect(key) for key in replica.in_flight()}
+    with replica.shards.jointly("messages in flight"):
+        inboxes = {key: transport.collect(key) for key in replica.in_flight()}
     for key, inbox in inboxes.items():
         transport.put_back(key, inbox)
     return inboxes

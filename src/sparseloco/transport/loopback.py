@@ -7,7 +7,8 @@ import warnings
 from sparseloco import wire
 from sparseloco.errors import ConfigError, QuorumError
 from sparseloco.replica import Replica
-from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
+from sparseloco.transport.base import Traffic, round_traffic
+from sparseloco.transport.starts import Start, compare_starts
 from sparseloco.types import Coding, Envelope, Key, PartSpec
 
 

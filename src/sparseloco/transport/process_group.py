@@ -1,4 +1,4 @@
-"""Peers as ranks of a ``torch.distributed`` group of gloo; payloads travel as CPU bytes.
+"""Peers as ranks of a ``torch.distributed`` group; frames are bytes that are made on the host.
 
 Sparse payloads: one uint8 buffer per fragment and round, one all-gather of frames in FIXED coding, which have one size.
 Linear payloads never go through a floating-point all-reduce: slices go all-to-all, each rank adds its slice in peer
@@ -7,14 +7,11 @@ order and divides once, and the mean slices are gathered. That is the traffic of
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,13 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparseloco import wire
-from sparseloco.errors import ConfigError
+from sparseloco.errors import ConfigError, DivergenceError
+from sparseloco.keys import derive_key
 from sparseloco.reduce import mean_of_tensors
 from sparseloco.replica import Replica
-from sparseloco.transport.base import Start, Traffic, compare_starts, round_traffic
+from sparseloco.transport.base import Traffic, round_traffic
+from sparseloco.transport.beats import phase
+from sparseloco.transport.collectives import Collectives, down
+from sparseloco.transport.deadline import Deadline
+from sparseloco.transport.meeting import join, signs_of_life
+from sparseloco.transport.starts import Start, compare_facts, compare_starts, name_divergence
 from sparseloco.types import Coding, Envelope, Key, PartSpec, Payload
-
-_PREFIX, _LOCK = "sparseloco-", "lock"
 
 
 @dataclass
@@ -45,26 +46,35 @@ class ProcessGroup:
     """One replica per rank of ``group``; the peer number is the rank.
 
     Args:
-        group: A gloo group with at least two ranks. For sharded replicas the dim of the mesh that joins those who hold
-            the same shard: ``mesh.get_group("peers")``. None means the default one, which is made here if torchrun
-            started this process and nobody has made it yet.
+        group: A group with at least two ranks. For sharded replicas the dim of the mesh that joins those who hold
+            the same shard: ``mesh.get_group("peers")``. None means the default one, which is made here, of gloo, if
+            torchrun started this process and nobody has made it yet.
+        deadline_s: How long a peer that does not answer is waited for; all other timeouts follow from it, but not that
+            of a group which was made elsewhere. None for 600 s, or what the run says that made the group.
+        facts: Further plain values by dotted name that all peers must have in common; compared by :meth:`connect`.
 
     Raises:
-        ConfigError: if ``torch.distributed`` is not initialised.
+        ConfigError: if ``torch.distributed`` is not initialised, or ``deadline_s`` is no time to wait.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        deadline_s: float | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        deadline = None if deadline_s is None else Deadline(deadline_s)
         if not dist.is_initialized() and "RANK" in os.environ:
-            dist.init_process_group("gloo")
-        if not dist.is_initialized():
-            raise ConfigError(
-                "group=None: must have torch.distributed initialised; call init_process_group or start with torchrun"
-            )
+            join("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), deadline or Deadline())
+        self._beats = signs_of_life(deadline)
+        self._collectives = Collectives(group, self._beats.deadline, self._beats.guard)
         self.group = group
-        self.num_peers = dist.get_world_size(group)
+        self.num_peers = self._collectives.size
         self._rank = dist.get_rank(group)
         if self.num_peers == 1:
             warnings.warn("group=1 rank: one replica alone synchronizes with nobody; use 2 or more", stacklevel=2)
+        self._facts = dict(facts or {})
         self._connected: Replica | None = None
         self._pending: dict[Key, _Pending] = {}
         self._early: dict[Key, list[Envelope]] = {}
@@ -77,28 +87,30 @@ class ProcessGroup:
         return self._rank
 
     def connect(self, replica: Replica) -> None:
-        """Compare fingerprints, then a digest per tensor, on all ranks."""
+        """Compare versions, settings and tensor table by name, then a digest per tensor, on all ranks."""
         if self._connected is replica:
             return
         if replica.peer != self.rank:
             raise ConfigError(f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)")
         replica.shards.check_spoken()
-        with replica.shards.jointly("start"):
-            self._compare(replica)
+        if replica.shards.count > 1:
+            self._beats.name = f"peer {self.rank}, shard {replica.shards.rank}"
+        replica.shards.guard = self._beats.guard
+        with phase("comparing starts"), replica.shards.jointly("start"):
+            self._check_shards(replica)
+            self._compare(Start.of(replica, self._facts))
         self._connected = replica
 
-    def _compare(self, replica: Replica) -> None:
-        mine = Start.of(replica)
-        self._check_shards(replica)
-        fingerprints = [row.tobytes().hex() for row in self._gather_bytes(bytes.fromhex(mine.fingerprint))]
-        names = list(mine.digests)
-        if all(fingerprint == mine.fingerprint for fingerprint in fingerprints):
-            rows = self._gather_bytes(b"".join(bytes.fromhex(mine.digests[name]) for name in names))
-        else:
-            rows = [np.empty(0, np.uint8)] * self.num_peers
+    def _compare(self, mine: Start) -> None:
+        facts = json.dumps([mine.fingerprint, mine.facts]).encode()
+        if len(set(self._collectives.gather(derive_key(*facts).to_bytes(8, "little", signed=True)))) > 1:
+            told = [json.loads(row) for row in self._collectives.gather_any(facts)]
+            for peer, (_, theirs) in enumerate(told):
+                compare_facts((0, told[0][1]), (peer, theirs))
+        rows = self._collectives.gather(b"".join(map(bytes.fromhex, [mine.fingerprint, *mine.digests.values()])))
         starts = [
-            Start(peer, fingerprint, dict(zip(names, _split_digests(row), strict=False)))
-            for peer, (fingerprint, row) in enumerate(zip(fingerprints, rows, strict=True))
+            Start(peer, row[:8].hex(), mine.facts, dict(zip(mine.digests, _split(row), strict=True)))
+            for peer, row in enumerate(rows)
         ]
         for start in starts[1:]:
             compare_starts(starts[0], start)
@@ -106,8 +118,8 @@ class ProcessGroup:
     def _check_shards(self, replica: Replica) -> None:
         """Refuse a group that joins other shards than those of the same panels."""
         mine = np.array([replica.shards.rank, replica.shards.count], np.int32)
-        for peer, row in enumerate(self._gather_bytes(mine.tobytes())):
-            if (theirs := row.view(np.int32).tolist()) != mine.tolist():
+        for peer, row in enumerate(self._collectives.gather(mine.tobytes())):
+            if (theirs := np.frombuffer(row, np.int32).tolist()) != mine.tolist():
                 raise ConfigError(
                     f"group=shard {mine[0]} of {mine[1]} and, at peer {peer}, shard {theirs[0]} of {theirs[1]}: must "
                     "join the same shard of every replica; pass ProcessGroup(mesh.get_group('peers'))"
@@ -115,15 +127,19 @@ class ProcessGroup:
 
     def post(self, envelope: Envelope) -> None:
         """Start the collectives of one message."""
+        with phase(f"post round {envelope.key.round}"):
+            self._post(envelope)
+
+    def _post(self, envelope: Envelope) -> None:
         if envelope.payload.linear:
             # Weights and digests of all peers travel as bodiless frames.
             head = replace(envelope, payload=Payload((), {}, linear=True))
             slices, work = self._scatter_slices(envelope.payload)
-            frames, gather = self._gather_frames(wire.encode(head))
+            frames, gather = self._collectives.start_gather(wire.encode(head))
             pending = _Pending(envelope, [*work, gather], frames, slices)
             cost = (wire.HEADER_BYTES, sum(s.nbytes for s in slices))
         else:
-            frames, gather = self._gather_frames(wire.encode(envelope, coding=Coding.FIXED))
+            frames, gather = self._collectives.start_gather(wire.encode(envelope, coding=Coding.FIXED))
             pending = _Pending(envelope, [gather], frames, [])
             cost = (wire.HEADER_BYTES, frames[0].numel() - wire.HEADER_BYTES)
         sent, received = round_traffic(*cost, self.num_peers, linear=envelope.payload.linear)
@@ -135,14 +151,29 @@ class ProcessGroup:
         """Wait for the collectives of ``key``; linear payloads come back as one envelope, already averaged."""
         if key in self._early:
             return self._early.pop(key)
+        with phase(f"collect round {key.round}"):
+            return self._collect(key)
+
+    def _collect(self, key: Key) -> list[Envelope]:
         pending = self._pending.pop(key)
-        for work in pending.works:
-            work.wait()
+        self._collectives.wait(pending.works)
         payload = pending.envelope.payload
         table = () if payload.linear else payload.specs
         fingerprint = pending.envelope.fingerprint
-        inbox = [wire.decode(frame.numpy().tobytes(), table, fingerprint) for frame in pending.frames]
+        inbox = [wire.decode(down(frame), table, fingerprint) for frame in pending.frames]
+        self._check_agreement(key, inbox)
         return self._gather_mean(inbox, pending) if payload.linear else inbox
+
+    def _check_agreement(self, key: Key, inbox: Sequence[Envelope]) -> None:
+        """All ranks see the same digests here; if these differ, all of them find out where.
+
+        Raises:
+            DivergenceError: naming the first tensor that differs, and the peers.
+        """
+        if self._connected is None or len({envelope.digest for envelope in inbox}) == 1:
+            return
+        rows = self._collectives.gather_any(json.dumps(self._connected.tensor_digests()).encode())
+        raise DivergenceError(name_divergence(key.round, [json.loads(row) for row in rows]))
 
     def put_back(self, key: Key, inbox: list[Envelope]) -> None:
         """For the one replica of this rank."""
@@ -158,38 +189,25 @@ class ProcessGroup:
 
     def mean(self, value: float) -> float:
         """Mean of a number over all ranks, added in rank order; for logs."""
-        rows = self._gather_bytes(np.float64(value).tobytes())
-        return float(sum(float(row.view(np.float64)[0]) for row in rows)) / self.num_peers
-
-    def _gather_bytes(self, data: bytes) -> list[np.ndarray]:
-        frames, work = self._gather_frames(data)
-        work.wait()
-        return [frame.numpy() for frame in frames]
-
-    def _gather_frames(self, data: bytes) -> tuple[list[Tensor], dist.Work]:
-        mine = torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
-        frames = [torch.empty_like(mine) for _ in range(self.num_peers)]
-        work = dist.all_gather(frames, mine, group=self.group, async_op=True)
-        assert work is not None
-        return frames, work
+        with phase("exchange a number"):
+            rows = self._collectives.gather(np.float64(value).tobytes())
+        return sum(float(np.frombuffer(row, np.float64)[0]) for row in rows) / self.num_peers
 
     def _scatter_slices(self, payload: Payload) -> tuple[list[Tensor], list[dist.Work]]:
         """Send slice r of every float buffer to rank r; row p of a result is what rank p sent here."""
-        received: list[Tensor] = []
-        works: list[dist.Work] = []
         tensors = payload.tensors
-        for dtype in _dtypes(payload.specs):
-            specs = [s for s in payload.specs if s.dtype == dtype]
-            # Who contributes nothing sends zeros, which nobody adds. MPS has no collectives.
-            parts = [tensors[s.name].to("cpu") if tensors else torch.zeros(s.shape, dtype=dtype) for s in specs]
-            flat = torch.cat([part.reshape(-1) for part in parts])
-            padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.num_peers))
-            out = torch.empty_like(padded)
-            work = dist.all_to_all_single(out, padded, group=self.group, async_op=True)
-            assert work is not None
-            received.append(out.view(self.num_peers, -1))
-            works.append(work)
-        return received, works
+        # Who contributes nothing sends zeros, which nobody adds.
+        started = [
+            self._collectives.start_slices(
+                [
+                    tensors[s.name] if tensors else torch.zeros(s.shape, dtype=dtype)
+                    for s in payload.specs
+                    if s.dtype == dtype
+                ]
+            )
+            for dtype in _dtypes(payload.specs)
+        ]
+        return [slices for slices, _ in started], [work for _, work in started]
 
     def _gather_mean(self, inbox: Sequence[Envelope], pending: _Pending) -> list[Envelope]:
         """The mean of all contributions as one envelope, and those of the peers that contribute nothing."""
@@ -201,9 +219,7 @@ class ProcessGroup:
         for dtype, slice_RS in zip(_dtypes(specs), pending.slices, strict=True):
             rows = zip(inbox, slice_RS, strict=True)
             mine = mean_of_tensors([(envelope.weight, row) for envelope, row in rows if envelope.weight])
-            whole = [torch.empty_like(mine) for _ in inbox]
-            dist.all_gather(whole, mine, group=self.group)
-            rest = torch.cat(whole)
+            rest = self._collectives.gather_slices(mine)
             for spec in (s for s in specs if s.dtype == dtype):
                 count = int(torch.Size(spec.shape).numel())
                 tensors[spec.name] = rest[:count].reshape(spec.shape)
@@ -215,46 +231,10 @@ class ProcessGroup:
         return [whole_mean, *(envelope for envelope in inbox if not envelope.weight)]
 
 
-@contextlib.contextmanager
-def joined_group(rendezvous: str, rank: int, num_ranks: int) -> Iterator[None]:
-    """The default gloo group inside this block.
-
-    Args:
-        rendezvous: ``env://`` under torchrun, or ``file://`` and a path that does not exist yet.
-        rank: Of this process.
-        num_ranks: Processes of the group.
-    """
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=num_ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def meeting_folder() -> Iterator[Path]:
-    """A temporary folder for the rendezvous of processes on this machine; it is gone after the block.
-
-    A process that is killed leaves its folder behind. Its lock, however, goes with it, so the next call removes every
-    folder that is not locked.
-    """
-    import fcntl  # not on Windows, where the rest of the package can be imported
-
-    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError), lock.open("rb") as file:  # of another user, in use, or gone by now
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        with (folder / "new").open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            (folder / "new").rename(folder / _LOCK)  # never there without being locked
-            yield folder
-
-
 def _dtypes(specs: Sequence[PartSpec]) -> list[torch.dtype]:
     return sorted({spec.dtype for spec in specs}, key=str)
 
 
-def _split_digests(row: np.ndarray) -> list[str]:
-    return [digest.tobytes().hex() for digest in row.reshape(-1, 16)]
+def _split(row: bytes) -> list[str]:
+    """Digests behind a fingerprint."""
+    return [row[at : at + 16].hex() for at in range(8, len(row), 16)]

@@ -21,6 +21,7 @@ from sparseloco.reduce import MAX_WEIGHT
 from sparseloco.replica import Replica
 from sparseloco.sharding import Shards
 from sparseloco.transport.base import Traffic, Transport
+from sparseloco.transport.meeting import signs_of_life
 from sparseloco.types import Envelope, Key, PartSpec
 
 _COUNT = struct.Struct("<I")
@@ -56,6 +57,7 @@ class Speaker:
         self.speaks = dist.get_rank(copies) == 0
         self._transport = transport
         self._first = dist.get_global_rank(copies, 0)
+        self._guard = signs_of_life().guard
         self._shards = Shards()
         self._connected: Replica | None = None
         self._early: dict[Key, list[Envelope]] = {}
@@ -88,6 +90,7 @@ class Speaker:
                 if self.speaks:
                     self._transport.connect(replica)
         finally:
+            self._shards.guard = self._guard
             replica.shards = self._shards
         self._connected = replica
 
@@ -170,14 +173,16 @@ class Speaker:
         return unpack(data.numpy().tobytes(), table, self._connected.fingerprint)
 
     def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        dist.broadcast(tensor, self._first, group=self.copies)
+        with self._guard():
+            dist.broadcast(tensor, self._first, group=self.copies)
         return tensor
 
     def _odd_copy(self, data: bytes) -> int | None:
         """The first copy whose ``data`` are not those of copy 0; the same answer at all of them."""
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = [torch.empty_like(mine) for _ in range(self.copies.size())]
-        dist.all_gather(rows, mine, group=self.copies)
+        with self._guard():
+            dist.all_gather(rows, mine, group=self.copies)
         return next((copy for copy, row in enumerate(rows) if not torch.equal(row, rows[0])), None)
 
 

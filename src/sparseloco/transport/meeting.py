@@ -1,0 +1,143 @@
+"""How the processes of a run come together and part: rendezvous, network interface, timeouts, signs of life."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous as meet
+
+from sparseloco.errors import ConfigError, PeerLostError, SparseLocoError
+from sparseloco.transport.beats import Beats
+from sparseloco.transport.deadline import Deadline
+from sparseloco.transport.interface import choose_interface
+
+_PREFIX, _LOCK = "sparseloco-", "lock"
+_HERE = "127.0.0.1"
+_running: list[Beats] = []
+"""Signs of life of this process; at most one."""
+
+logger = logging.getLogger("sparseloco")
+
+
+@contextlib.contextmanager
+def joined_group(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interface: str = "") -> Iterator[None]:
+    """The default gloo group inside this block; its ranks give signs of life.
+
+    Args:
+        rendezvous: ``env://`` under torchrun, or ``file://`` and a path that does not exist yet.
+        rank: Of this process.
+        num_ranks: Processes of the group.
+        deadline: How long they wait for each other.
+        interface: Network interface; empty takes the one that leads to the rendezvous.
+
+    Raises:
+        PeerLostError: if a rank does not come, or a collective of PyTorch fails inside the block, as those of FSDP2.
+    """
+    join(rendezvous, rank, num_ranks, deadline, interface)
+    beats = signs_of_life(deadline)
+    try:
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, SparseLocoError) or not _is_of_a_collective(error):
+                raise
+            raise PeerLostError(beats.explain(error)) from error
+    except BaseException as error:
+        beats.stop(error)
+        raise
+    else:
+        beats.stop()
+    finally:
+        dist.destroy_process_group()
+
+
+def join(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interface: str = "") -> None:
+    """Make the default gloo group.
+
+    Raises:
+        ConfigError: if ``interface`` is not one of this machine.
+        PeerLostError: if not all ranks come within the deadline.
+    """
+    choose_interface(os.environ.get("MASTER_ADDR", _HERE) if rendezvous == "env://" else _HERE, interface)
+    patience = timedelta(seconds=deadline.collective_s)
+    try:
+        store, _, _ = next(meet(rendezvous, rank, num_ranks, timeout=patience))
+        store.set_timeout(patience)
+        # After a restart the store of torchrun still holds the addresses of the processes before.
+        attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        own = dist.PrefixStore(attempt, store)  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=num_ranks, timeout=patience)
+    except RuntimeError as error:  # the errors of gloo have no type of their own
+        raise PeerLostError(
+            f"peer {rank}=waited for {num_ranks} ranks to meet ({str(error).partition(chr(10))[0]}): must all come "
+            f"within deadline_s={deadline.deadline_s:g}; look at what the others printed, or raise transport.deadline_s"
+        ) from error
+
+
+def signs_of_life(deadline: Deadline | None = None) -> Beats:
+    """Those of this process in its default group; they begin with the first call.
+
+    Args:
+        deadline: None for that of the signs that are given already, else for the usual one.
+
+    Raises:
+        ConfigError: if ``torch.distributed`` is not initialised.
+    """
+    if not dist.is_initialized():
+        raise ConfigError(
+            "group=None: must have torch.distributed initialised; call init_process_group or start with torchrun"
+        )
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    running = _running[0] if _running else None
+    if running is not None and running.store is store and deadline in (None, running.deadline):
+        return running
+    if running is not None:
+        running.stop(silent=True)
+    beats = Beats(store, dist.get_rank(), dist.get_world_size(), deadline or Deadline())
+    beats.start()
+    _running[:] = [beats]
+    if dist.get_rank() == 0:
+        logger.info("%s", beats.deadline.words)
+    return beats
+
+
+@atexit.register
+def _stop() -> None:
+    """Say goodbye before the interpreter goes, whose end a thread must not see."""
+    for beats in _running:
+        beats.stop(silent=not dist.is_initialized())
+
+
+@contextlib.contextmanager
+def meeting_folder() -> Iterator[Path]:
+    """A temporary folder for the rendezvous of processes on this machine; it is gone after the block.
+
+    A process that is killed leaves its folder behind. Its lock, however, goes with it, so the next call removes every
+    folder that is not locked.
+    """
+    import fcntl  # not on Windows, where the rest of the package can be imported
+
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("rb") as file:  # of another user, in use, or gone by now
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with (folder / "new").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / "new").rename(folder / _LOCK)  # never there without being locked
+            yield folder
+
+
+def _is_of_a_collective(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
