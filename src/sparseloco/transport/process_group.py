@@ -92,8 +92,8 @@ class ProcessGroup:
             return
         if replica.peer != self.rank:
             raise ConfigError(f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)")
-        if replica.shards.count > 1:
-            self._beats.name = f"peer {self.rank}, shard {replica.shards.rank}"
+        shards = replica.shards
+        self._beats.name = f"peer {self.rank}" + (f", shard {shards.rank}" if shards.count > 1 else "")
         replica.shards.guard = self._beats.guard
         with phase("comparing starts"), replica.shards.jointly("start"):
             self._check_shards(replica)
