@@ -25,7 +25,7 @@ from sparseloco.merge import Blend
 from sparseloco.outer import Sgd, TorchOptimizer
 from sparseloco.presets import PRESETS
 from sparseloco.schedule import WarmupCosine
-from sparseloco.settings import TrainConfig
+from sparseloco.settings import TrainConfig, to_table
 from sparseloco.update import ClipNorm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -191,14 +191,32 @@ def test_overrides_are_toml_or_text() -> None:
         ("model.num_layers=0", "model.num_layers=0: must be at least 1; use 1 or more"),
         ("transport.kind=s3", 'transport.kind=\'s3\': must be one of "loopback", "process_group"; the default is '
                               '"loopback"'),
+        ("transport.deadline_s=0", "transport.deadline_s=0.0: must be seconds from 1 to 604800, a week; use 600"),
         ("seed", "--set 'seed': must be section.key=value; write, for example, --set train.seed=1"),
         ("seed=1", "--set 'seed=1': must be section.key=value; write, for example, --set train.seed=1"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(override: str, message: str) -> None:
+    """C-59: the ranges of all settings, each with its reason or its remedy; those of parts: test_config_errors.py."""
     with pytest.raises(ConfigError) as caught:
         parse_config(BASE, [override])
     assert str(caught.value) == message
+
+
+def test_there_is_no_magic_minimum_c59() -> None:
+    """C-59: the least value of each range is taken, all of them at once."""
+    least = {
+        "algorithm.inner_steps": 1, "algorithm.k": 1, "algorithm.tile": 1, "algorithm.decay": 0, "algorithm.delay": 0,
+        "train.workers": 1, "train.steps": 1, "train.batch_size": 1, "train.accumulation": 1,
+        "train.sequence_length": 2, "train.seed": 0, "train.evaluate_every": 1, "train.log_every": 1,
+        "train.evaluation_tokens": 2,
+        "optimizer.warmup_steps": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0,
+        "optimizer.final_lr_fraction": 0, "checkpoint.every": 0, "checkpoint.keep": 1, "transport.deadline_s": 1,
+    }  # fmt: skip
+    config = parse_config(BASE, [f"{name}={value}" for name, value in least.items()])
+    found = {f"{section}.{key}": value for section, keys in to_table(config).items() for key, value in keys.items()}
+    assert {name: found[name] for name in least} == least
+    assert build_algorithm(config).schedule.every == 1
 
 
 @pytest.mark.parametrize(

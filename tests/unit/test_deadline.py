@@ -56,7 +56,7 @@ def test_the_group_is_made_with_it_c31(seconds: float, tmp_path: Path, monkeypat
     """C-31: gloo is given the timeout; the signs of life and the waiting are, too."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(meeting.dist, "init_process_group", lambda backend, **given: asked.update(given))
-    monkeypatch.setattr(meeting, "choose_interface", lambda *_: None)
+    monkeypatch.setattr(meeting, "choose_interface", lambda *_, **__: None)
     meeting.join(f"file://{tmp_path}/rendezvous", 0, 2, Deadline(seconds))
     patience = timedelta(seconds=Deadline(seconds).collective_s)
     assert asked["timeout"] == asked["store"].timeout == patience
@@ -67,7 +67,7 @@ def test_a_group_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch
         raise RuntimeError("Gloo connectFullMesh failed\nand a trace")
 
     monkeypatch.setattr(meeting.dist, "init_process_group", refused)
-    monkeypatch.setattr(meeting, "choose_interface", lambda *_: None)
+    monkeypatch.setattr(meeting, "choose_interface", lambda *_, **__: None)
     with pytest.raises(PeerLostError) as caught:
         meeting.join(f"file://{tmp_path}/rendezvous", 1, 3, Deadline(60))
     assert str(caught.value) == (

@@ -55,6 +55,13 @@ def test_what_is_found_is_told_to_gloo_unless_somebody_has_said_it_c44(monkeypat
     assert os.environ[VARIABLE] == "ib0"
 
 
+def test_the_loopback_is_not_taken_for_ranks_on_other_machines_c44() -> None:
+    """As where /etc/hosts gives the machine's own name a number of the loopback."""
+    with pytest.warns(UserWarning, match=r"^MASTER_ADDR='localhost': leads to the loopback here, which the other mach"):
+        choose_interface("localhost", is_here=False)
+    assert VARIABLE not in os.environ
+
+
 def test_the_setting_overrides_both_and_must_exist_c44(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "ib0")
     choose_interface("127.0.0.1", NAMES[0])

@@ -26,9 +26,10 @@ def test_a_fact_that_one_peer_lacks_and_more_than_four_are_said() -> None:
     with pytest.raises(DivergenceError) as caught:
         compare_facts((0, mine), (3, {"train.a": "2"}))
     assert str(caught.value) == (
-        "peer 3: must start like peer 0, but train.a is 1 at peer 0 and 2 at peer 3, train.b is 1 at peer 0 and "
-        "missing at peer 3, train.c is 1 at peer 0 and missing at peer 3, train.d is 1 at peer 0 and missing at peer 3, and 2 "
-        "more; give all of them the same settings, text, model and version"
+        "peer 3: must start like peer 0, but train.a is 1 at peer 0 and 2 at peer 3, "
+        "train.b is 1 at peer 0 and missing at peer 3, train.c is 1 at peer 0 and missing at peer 3, "
+        "train.d is 1 at peer 0 and missing at peer 3, and 2 more; "
+        "give all of them the same settings, text, model and version"
     )
 
 

@@ -6,16 +6,18 @@ import contextlib
 import os
 import socket
 import struct
+import warnings
 from pathlib import Path
 
 from sparseloco.errors import ConfigError
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK = "127.0.0.1"
 _ASK_ADDRESS = 0x8915
 """``SIOCGIFADDR`` of Linux."""
 
 
-def choose_interface(address: str, asked: str = "") -> None:
+def choose_interface(address: str, asked: str = "", *, is_here: bool = True) -> None:
     """Tell gloo which interface to use, by the environment of this process.
 
     Left alone, gloo takes the interface that the name of this machine resolves to, which may be the loopback or one
@@ -25,6 +27,7 @@ def choose_interface(address: str, asked: str = "") -> None:
         address: Name or number of the machine where the ranks meet.
         asked: Name of an interface; empty takes what ``GLOO_SOCKET_IFNAME`` says, else the one that leads to
             ``address``, else leaves the choice to gloo.
+        is_here: Whether all ranks are on this machine, so that the loopback reaches them.
 
     Raises:
         ConfigError: if ``asked`` is not an interface of this machine.
@@ -38,6 +41,13 @@ def choose_interface(address: str, asked: str = "") -> None:
             )
         os.environ[VARIABLE] = asked
     elif VARIABLE not in os.environ and (found := find_interface(address)):
+        if not is_here and found == find_interface(_LOOPBACK):
+            warnings.warn(
+                f"MASTER_ADDR={address!r}: leads to the loopback here, which the other machines do not reach; write "
+                "the number of an interface there, or name one by transport.interface",
+                stacklevel=2,
+            )
+            return
         os.environ[VARIABLE] = found
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
@@ -68,7 +69,9 @@ def join(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interfa
         ConfigError: if ``interface`` is not one of this machine.
         PeerLostError: if not all ranks come within the deadline.
     """
-    choose_interface(os.environ.get("MASTER_ADDR", _HERE) if rendezvous == "env://" else _HERE, interface)
+    address = os.environ.get("MASTER_ADDR", _HERE) if rendezvous == "env://" else _HERE
+    is_here = os.environ.get("LOCAL_WORLD_SIZE", str(num_ranks)) == str(num_ranks) or address == _HERE
+    choose_interface(address, interface, is_here=is_here)
     patience = timedelta(seconds=deadline.collective_s)
     try:
         store, _, _ = next(meet(rendezvous, rank, num_ranks, timeout=patience))
@@ -115,7 +118,7 @@ def signs_of_life(deadline: Deadline | None = None) -> Beats:
 def _stop() -> None:
     """Say goodbye before the interpreter goes, whose end a thread must not see."""
     for beats in _running:
-        beats.stop(silent=not dist.is_initialized())
+        beats.stop(vars(sys).get("last_value"), silent=not dist.is_initialized())  # the error that nobody caught
 
 
 @contextlib.contextmanager

@@ -92,11 +92,11 @@ class ProcessGroup:
             return
         if replica.peer != self.rank:
             raise ConfigError(f"peer={replica.peer!r}: must be the rank {self.rank}; build Replica(..., peer=rank)")
-        replica.shards.check_spoken()
-        if replica.shards.count > 1:
-            self._beats.name = f"peer {self.rank}, shard {replica.shards.rank}"
-        replica.shards.guard = self._beats.guard
-        with phase("comparing starts"), replica.shards.jointly("start"):
+        shards = replica.shards
+        shards.check_spoken()
+        self._beats.name = f"peer {self.rank}" + (f", shard {shards.rank}" if shards.count > 1 else "")
+        shards.guard = self._beats.guard
+        with phase("comparing starts"), shards.jointly("start"):
             self._check_shards(replica)
             self._compare(Start.of(replica, self._facts))
         self._connected = replica
