@@ -23,7 +23,7 @@ LAYERS = {
     "L1": {"layout", "panels", "compress", "reduce", "gaps", "sections", "kernels", "channel"},
     "L2": {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
-        "replica", "citations", "generators", "support",
+        "replica", "rejoin", "citations", "generators", "support",
     },
     "L3": {"wire", "transport", "session", "checkpoint"},
     "L4": {

@@ -140,7 +140,7 @@ class Replica:
             outer=lane.outer,
             merge=lane.merge,
             snapshot=sent.snapshot,
-            step=self.step,
+            step=self.algorithm.schedule.collect_step(*key),  # also where it is applied early, or late
         )
         del lane.in_flight[key.round]
         return norm
@@ -195,6 +195,11 @@ class Replica:
             name: f"{tensor.dtype} {list(tensor.shape)} {hex_digest(*digest_tensors([('', _in_whole_items(tensor))]))}"
             for name, tensor in ((name, plain(t)) for name, t in {**self._frozen, **self._derived}.items())
         }
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """One per fragment, synced buffers last; for what is done to fragments one at a time."""
+        return self._lanes
 
     @property
     def rounds(self) -> int:
@@ -315,7 +320,12 @@ class Replica:
             )
 
     def _posting(self) -> list[tuple[int, Lane]]:
-        return [(f, lane) for f, lane in enumerate(self._lanes) if self.algorithm.schedule.posts(self.step, f)]
+        schedule = self.algorithm.schedule
+        return [
+            (f, lane)
+            for f, lane in enumerate(self._lanes)
+            if schedule.posts(self.step, f) and lane.round < schedule.num_posted(self.step, f)
+        ]
 
     def _post(self, fragment: int, lane: Lane) -> Envelope:
         key = Key(lane.round, fragment)
