@@ -23,12 +23,12 @@ LAYERS = {
     "L1": {"layout", "panels", "compress", "reduce", "gaps", "sections", "kernels", "channel"},
     "L2": {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
-        "replica", "rejoin", "citations", "generators", "support",
+        "inbox", "saved", "replica", "rejoin", "citations", "generators", "support",
     },
     "L3": {"wire", "transport", "session", "checkpoint"},
     "L4": {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
-        "writers",
+        "writers", "absences",
     },
     "L5": {"config", "cli", "report", "bench", "__main__", "__init__"},
 }  # fmt: skip

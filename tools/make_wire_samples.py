@@ -55,7 +55,10 @@ CASES: dict[str, tuple[Compressor, Layout, list[tuple[int, ...]]]] = {
     "dense": (Dense(), Tiles(8, 8), [(9, 10), (3,)]),
     "low-rank": (LowRank(2), Tiles(1000, 1000), [(9, 10), (3,)]),
     "empty": (TopK(k=5, chunk_size=64), Tiles(8, 8), [(0,)]),
+    "abstained": (TopK(k=5, chunk_size=64), Tiles(8, 8), RAGGED),
 }
+ABSTAINED = "abstained"
+"""The case of a peer that contributes nothing: weight 0."""
 
 
 def payload_of(compressor: Compressor, layout: Layout, shapes: list[tuple[int, ...]], seed: int) -> Payload:
@@ -79,13 +82,14 @@ def as_row(spec: PartSpec) -> dict[str, Any]:
 
 
 def sample(name: str, payload: Payload, seed: int) -> dict[str, Any]:
-    values = {spec.name: _values(payload.tensors[spec.name], spec) for spec in payload.specs}
+    rows = [] if name == ABSTAINED else payload.specs
+    values = {spec.name: _values(payload.tensors[spec.name], spec) for spec in rows}
     return {
         "name": name,
         "peer": 5 + seed,
         "round": 41,
         "fragment": 2,
-        "weight": 17,
+        "weight": 0 if name == ABSTAINED else 17,
         "fingerprint": "0123456789abcdef",
         "digest": "00112233445566778899aabbccddeeff",
         "run": RUN.hex(),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparseloco.compress.base import Compressor
-from sparseloco.errors import ConfigError, DivergenceError
+from sparseloco.errors import ConfigError, DeltaError, DivergenceError
 from sparseloco.kernels import fast
 from sparseloco.keys import derive_key
 from sparseloco.layout import BlockShape, Layout
@@ -151,7 +151,7 @@ class Channel:
             key: Source of all randomness of this payload.
 
         Raises:
-            DivergenceError: if a delta is not finite; the state is then as it was.
+            DeltaError: if a delta is not finite; the state is then as it was.
         """
         self.check_sources(sources, state)
         sections = fast.encode(self, sources, state)
@@ -234,9 +234,10 @@ class Channel:
         """Refuse deltas with infinities, NaN or numbers so large that arithmetic on them overflows."""
         for spec, sane in zip(state.specs, fast.are_sane([source.end for source in sources]), strict=True):
             if not sane:
-                raise DivergenceError(
+                raise DeltaError(
                     f"delta of {spec.name}=not finite: must be finite (below {LARGEST:g}) to leave its replica; "
-                    "lower the learning rate or clip gradients, then reset the replica to its anchor"
+                    "lower the learning rate or clip gradients, then reset the replica to its anchor",
+                    spec.name,
                 )
 
     def check_finite(self, inbox: Sequence[Envelope], state: ChannelState) -> None:

@@ -27,6 +27,26 @@ class DivergenceError(SparseLocoError, RuntimeError):
     """Numbers are not finite, or peers that must agree do not."""
 
 
+class DeltaError(DivergenceError):
+    """A delta is not finite.
+
+    Args:
+        message: The sentence.
+        tensor: Name of the tensor.
+    """
+
+    def __init__(self, message: str, tensor: str) -> None:
+        super().__init__(message, tensor)
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class AllAbstainedError(DivergenceError):
+    """No peer had anything to contribute to a round."""
+
+
 class CheckpointError(SparseLocoError, RuntimeError):
     """Saved state is unreadable, incomplete or belongs to something else."""
 

@@ -145,13 +145,16 @@ def check_finite(name: str, loss: float, where: str, config: RunConfig) -> None:
     """
     if math.isfinite(loss):
         return
+    raise DivergenceError(f"{name}={loss} {where}: must be finite; {calmer(config)}")
+
+
+def calmer(config: RunConfig) -> str:
+    """Settings of a run that may keep its numbers finite, as advice."""
     used = optimizer_keys(config.algorithm.preset)
     rates = ["optimizer.lr"] if "lr" in used else []
     rates += [f"algorithm.{key}" for key in ("lr", "outer_lr") if key in config.algorithm.settings]
     clip = " or set optimizer.clip_norm" if "clip_norm" in used else ""
-    raise DivergenceError(
-        f"{name}={loss} {where}: must be finite; lower {' or '.join(rates)}, lengthen optimizer.warmup_steps{clip}"
-    )
+    return f"lower {' or '.join(rates)}, lengthen optimizer.warmup_steps{clip}"
 
 
 def autocast(settings: TrainConfig) -> torch.autocast:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from sparseloco.algorithm import BUFFER_CHANNEL, Algorithm
 from sparseloco.bits import hex_digest
 from sparseloco.channel import Channel, ChannelState
-from sparseloco.errors import CheckpointError
+from sparseloco.errors import CheckpointError, DeltaError
 from sparseloco.kernels.fast import digest_tensors
 from sparseloco.local import InnerSteps, LocalPhase
 from sparseloco.merge import Replace
 from sparseloco.outer import Sgd
-from sparseloco.sharding import LocalView, plain
+from sparseloco.sharding import LocalView, Shards, plain
 from sparseloco.types import Merge, OuterOptimizer, Payload, Source, TensorSpec
 
 StateDict = dict[str, Any]
@@ -26,12 +26,17 @@ StateDict = dict[str, Any]
 class InFlight(NamedTuple):
     """What a replica remembers of a message until it is settled. Private; only the digest is shared.
 
-    The payload is None at a replica that joined after the others had posted.
+    Attributes:
+        payload: None at a replica that abstained, or that joined after the others had posted.
+        digest: Of the shared state at that time.
+        snapshot: Live values at that time, if the merge asks for them.
+        abstained: What was not finite, if the message had no contribution; else empty.
     """
 
     payload: Payload | None
     digest: str
     snapshot: list[Tensor] | None
+    abstained: str = ""
 
 
 @dataclass
@@ -43,6 +48,7 @@ class Lane:
         local: What a delta is made of.
         round: Number of the next message.
         in_flight: Messages that were posted and not settled, by round.
+        abstains: What was not finite since the last message, so that the next one contributes nothing; else empty.
     """
 
     tensors: Sequence[Tensor]
@@ -53,6 +59,7 @@ class Lane:
     state: ChannelState
     round: int = 0
     in_flight: dict[int, InFlight] = field(default_factory=dict)
+    abstains: str = ""
 
     def live(self) -> list[Tensor]:
         """Present values of the tensors, as far as they are here."""
@@ -101,27 +108,33 @@ class Lane:
         }
 
     def post(self, step: int, key: int) -> InFlight:
-        """Encode the fragment's delta after ``step``, with all randomness from ``key``."""
+        """Encode the fragment's delta after ``step``, with all randomness from ``key``; nothing if it abstains."""
         digest = hex_digest(*self.digest_lanes())
-        payload = self.channel.outgoing(self._sources(step), self.state, key=key)
+        payload = None
+        if not self.abstains:
+            payload = self.channel.outgoing(self._sources(step), self.state, key=key)
         self.local.posted_(self.tensors)
-        sent = InFlight(payload, digest, self._snapshot())
+        sent = InFlight(payload, digest, self._snapshot(), self.abstains)
+        self.abstains = ""
         self.in_flight[self.round] = sent
         self.round += 1
         return sent
 
     def check_finite(self, step: int) -> None:
         """Raise what :meth:`post` would raise for a delta that is not finite."""
-        self.channel.check_sources(self._sources(step), self.state)
+        if not self.abstains:
+            self.channel.check_sources(self._sources(step), self.state)
 
-    def forget_progress(self) -> None:
-        """Count the live values as those at the time of the post, for messages still in flight."""
+    def restart(self) -> None:
+        """Live values become the anchor, and count as those at the time of the post for messages still in flight."""
+        for tensor, anchor in zip(self.live(), self.anchors(), strict=True):
+            tensor.copy_(anchor)
         for round_, sent in self.in_flight.items():
             if sent.snapshot is not None:
                 self.in_flight[round_] = sent._replace(snapshot=self._snapshot())
 
     def payload_of(self, tensors: dict[str, Tensor]) -> Payload:
-        """A payload of this fragment from its parts alone, since their table is static."""
+        """A payload of this fragment from its parts alone, since their table is static; of none: no contribution."""
         return Payload.of_tensors(self.channel.part_specs(self.state), tensors, self.channel.compressor.linear)
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -150,19 +163,23 @@ class Lane:
             self.state.codec[j] = _subtree(state, f"codec/{path}/")
         for residual in self.state.residual:
             residual.zero_()
-        for tensor, anchor in zip(self.live(), self.anchors(), strict=True):
-            tensor.copy_(anchor)
+        self.in_flight, self.abstains = {}, ""
+        self.restart()
         awaited = _subtree(state, f"awaited/{fragment}/")
         self.in_flight = {int(round_): InFlight(None, digest, self._snapshot()) for round_, digest in awaited.items()}
 
     def private_state(self, fragment: int) -> StateDict:
         """Live tensors, residual, and what is remembered of messages in flight."""
         state: StateDict = {f"live/{spec.name}": t.clone() for spec, t in self._named(self.live())}
+        if self.abstains:
+            state[f"abstains/{fragment}"] = self.abstains
         if self.state.residual:
             state |= {f"residual/{path}": self.state.residual[j].clone() for path, j in self.block_paths()}
         for round_, sent in self.in_flight.items():
             message = f"in_flight/{fragment}/{round_}"
             state[f"{message}/digest"] = sent.digest
+            if sent.abstained:
+                state[f"{message}/abstained"] = sent.abstained
             if sent.payload is not None:
                 state |= {f"{message}/payload/{name}": part.clone() for name, part in sent.payload.tensors.items()}
             if sent.snapshot is not None:
@@ -178,6 +195,7 @@ class Lane:
             self.state.residual = [
                 fitting(f"residual/{path}", state, self.state.anchor[j]).clone() for path, j in self.block_paths()
             ]
+        self.abstains = state.get(f"abstains/{fragment}", "")
         messages = _subtree(state, f"in_flight/{fragment}/")
         rounds = sorted({int(path.partition("/")[0]) for path in messages})
         self.in_flight = {round_: self._message(_subtree(messages, f"{round_}/")) for round_ in rounds}
@@ -193,7 +211,8 @@ class Lane:
             snapshot = [
                 fitting(f"snapshot/{spec.name}", state, live).clone() for spec, live in self._named(self.live())
             ]
-        return InFlight(self.payload_of(payload) if payload else None, state["digest"], snapshot)
+        sent = self.payload_of(payload) if payload else None
+        return InFlight(sent, state["digest"], snapshot, state.get("abstained", ""))
 
     def _snapshot(self) -> list[Tensor] | None:
         return [t.clone() for t in self.live()] if self.merge.needs_snapshot else None
@@ -206,6 +225,27 @@ class Lane:
             self.local.source([self.state.anchor[j] for j in span], plain(tensor), step)
             for tensor, span in zip(self.tensors, self.state.spans, strict=True)
         ]
+
+
+def agreed_fault(lanes: Sequence[Lane], step: int, shards: Shards) -> DeltaError | None:
+    """The first delta that is not finite at any shard of a replica, the same at all of them; all must ask."""
+    names = [spec.name for lane in lanes for spec in lane.state.specs]
+    if not names:
+        return None
+    fault: DeltaError | None = None
+    try:
+        for lane in lanes:
+            lane.check_finite(step)
+    except DeltaError as error:
+        fault = error
+    first = shards.least(names.index(fault.tensor) if fault else len(names))
+    if first == len(names) or (fault is not None and names[first] == fault.tensor):
+        return fault
+    return DeltaError(
+        f"delta of {names[first]}=not finite at another shard of this replica: must be finite at all {shards.count}; "
+        "look for the message of that shard",
+        names[first],
+    )
 
 
 def parameter_lane(algorithm: Algorithm, specs: Sequence[TensorSpec], views: Sequence[LocalView]) -> Lane:

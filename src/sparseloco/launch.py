@@ -60,12 +60,13 @@ class Solo:
         model: The model, built from the same seed at every rank.
         algorithm: What all replicas run.
         seed: As in a simulation.
+        nonfinite: As of :class:`~sparseloco.replica.Replica`.
     """
 
-    def __init__(self, model: nn.Module, algorithm: Algorithm, *, seed: int) -> None:
+    def __init__(self, model: nn.Module, algorithm: Algorithm, *, seed: int, nonfinite: str = "abstain") -> None:
         self.model = model
         self.transport = ProcessGroup()
-        self._replica = Replica(model, algorithm, peer=self.transport.rank, seed=seed)
+        self._replica = Replica(model, algorithm, peer=self.transport.rank, seed=seed, nonfinite=nonfinite)
         self.transport.connect(self._replica)
         torch.set_rng_state(replica_rng_state(seed, self.transport.rank))
 
@@ -155,7 +156,7 @@ def train_rank(
     if "TORCHELASTIC_RUN_ID" in os.environ:  # only then is the parent known to be one that stays
         threading.Thread(target=_die_with_launcher, args=(os.getppid(),), daemon=True).start()
     with joined_group("env://", int(os.environ["RANK"]), world_size):
-        world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+        world = _world_of_one(config, algorithm, dataset)
         return train(
             config,
             algorithm,
@@ -228,7 +229,7 @@ def _worker(
     try:
         dataset = open_dataset(config.data)
         with memory_errors(config), joined_group(rendezvous, rank, config.train.workers):
-            world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+            world = _world_of_one(config, algorithm, dataset)
 
             def progress(status: Status) -> None:
                 events.put(("status", tuple(status)))
@@ -251,6 +252,11 @@ def _worker(
         events.put(("error", error))
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent must hear of it and end the others
         events.put(("error", SparseLocoError(f"peer {rank}: {type(error).__name__}: {error}")))
+
+
+def _world_of_one(config: RunConfig, algorithm: Algorithm, dataset: Dataset) -> Solo:
+    model, settings = build_run_model(config, dataset.vocab_size), config.train
+    return Solo(model, algorithm, seed=settings.seed, nonfinite=settings.nonfinite)
 
 
 def _die_with_parent() -> None:

@@ -70,6 +70,19 @@ def sgd(lr: float | Schedule = 0.1, *, momentum: float = 0.0, weight_decay: floa
     return OptimizerSpec(torch.optim.SGD, lr, settings)
 
 
+def forget_moments(optimizer: torch.optim.Optimizer | None) -> None:
+    """Make an optimizer's state, if there is one, as it was before its first step; learning rates stay."""
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        optimizer.state.clear()
+        return
+    for group in optimizer.param_groups:  # Adagrad makes its state when it is made itself
+        for param in group["params"]:
+            optimizer.state[param]["step"].zero_()
+            optimizer.state[param]["sum"].fill_(group["initial_accumulator_value"])
+
+
 class LocalPhase(Protocol):
     """How a replica advances by one inner step, and what its delta is made of."""
 

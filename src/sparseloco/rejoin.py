@@ -174,7 +174,9 @@ def _check_paths(lane: Lane, state: StateDict) -> None:
         for name, value in lane.state.codec[j].items():
             found = state.get(f"codec/{path}/{name}")
             # Shapes of compressor state may change from round to round.
-            fitting(f"codec/{path}/{name}", state, value if not isinstance(found, Tensor) else value.new_empty(found.shape))
+            fitting(
+                f"codec/{path}/{name}", state, value if not isinstance(found, Tensor) else value.new_empty(found.shape)
+            )
     known = {path for path, _ in paths}
     for path in state:
         kind, _, rest = path.partition("/")

@@ -18,14 +18,20 @@ from torch import Tensor, nn
 from sparseloco import generators
 from sparseloco.algorithm import Algorithm
 from sparseloco.bits import hex_digest
-from sparseloco.errors import CheckpointError, ConfigError, DivergenceError
+from sparseloco.errors import ConfigError, DeltaError, check_choice
+from sparseloco.inbox import Absence, check_same, contributions
 from sparseloco.kernels.fast import digest_tensors
 from sparseloco.keys import derive_key
-from sparseloco.lane import Lane, StateDict, buffer_lane, fitting, parameter_lane, persistent_buffers
+from sparseloco.lane import Lane, StateDict, agreed_fault, buffer_lane, fitting, parameter_lane, persistent_buffers
+from sparseloco.local import Gradients, forget_moments
 from sparseloco.reduce import check_weight
+from sparseloco.saved import count_blocks, digest_of_any, expect, expect_all_blocks, load_optimizer
 from sparseloco.sharding import local_views, plain, reshard, shards_of
 from sparseloco.support import check_shards
 from sparseloco.types import Envelope, Key, Payload, TensorSpec, state_dtype
+
+POLICIES = ("abstain", "stop")
+"""What numbers that are not finite do to their replica."""
 
 
 class Replica:
@@ -42,20 +48,40 @@ class Replica:
         algorithm: What to run.
         peer: This replica's number among its peers; inboxes are added in this order.
         seed: Source of all randomness together with peer, round and fragment; equal at all peers.
+        nonfinite: What a delta that is not finite does: ``abstain`` posts a message without a contribution and starts
+            over from the anchor, with a warning, and the round goes on among the others; ``stop`` raises. Peers may
+            differ in it.
+        stepped_by: The optimizer of the caller's loop, if it makes the inner steps: its state starts anew whenever the
+            parameters are reset.
 
     Attributes:
         shards: The processes that hold this replica together.
         step: Inner steps made so far; equal at all peers.
         weight: Integer weight of the next messages, for example tokens per round.
         optimizer: The inner optimizer, if the algorithm names one.
+        lanes: One per fragment, synced buffers last; for what is done to one fragment at a time.
+        absent: Peers that contributed nothing to the rounds applied since the last step, with their rounds.
     """
 
-    def __init__(self, model: nn.Module, algorithm: Algorithm, *, peer: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        algorithm: Algorithm,
+        *,
+        peer: int = 0,
+        seed: int = 0,
+        nonfinite: str = "abstain",
+        stepped_by: torch.optim.Optimizer | None = None,
+    ) -> None:
+        check_choice("nonfinite", nonfinite, POLICIES)
         self.algorithm = algorithm
         self.peer = peer
         self.seed = seed
+        self.nonfinite = nonfinite
+        self.stepped_by = stepped_by
         self.step = 0
         self.weight = 1
+        self.absent: list[Absence] = []
         views = local_views(model)
         self.shards = shards_of(views)
         self._reshard = partial(reshard, model)
@@ -66,12 +92,12 @@ class Replica:
         self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
         check_shards(algorithm, {name: views[name].place for name in self.params})
         self.optimizer = algorithm.local.build(self.params)
-        self._lanes = [
+        self.lanes = [
             parameter_lane(algorithm, [self.specs[i] for i in rows], [views[self.specs[i].name] for i in rows])
             for rows in algorithm.fragments.assign(self.specs)
         ]
         self._add_buffers(model)
-        self.fingerprint = algorithm.fingerprint([spec for lane in self._lanes for spec in lane.state.specs])
+        self.fingerprint = algorithm.fingerprint([spec for lane in self.lanes for spec in lane.state.specs])
 
     # -- advancing -------------------------------------------------------------------------------------------
 
@@ -84,52 +110,86 @@ class Replica:
         """Count one inner step that the caller made."""
         self._reshard()  # else what an evaluation gathered before the step would be used after it
         self.step += 1
+        self.absent = []
 
     def outbox(self) -> list[Envelope]:
         """Encode the fragments that are posted after the present step; call it once per step.
 
+        All of them abstain if the delta of one is not finite, unless ``nonfinite="stop"``.
+
         Raises:
-            DivergenceError: if a delta is not finite; nothing has been posted or changed then.
+            DeltaError: if a delta is not finite; nothing has been posted or changed then.
         """
         posting = self._posting()
-        for _, lane in posting[1:]:  # the first is checked as it is encoded, before it changes anything
-            lane.check_finite(self.step)
-        return [self._post(fragment, lane) for fragment, lane in posting]
+        try:
+            for _, lane in posting[1:]:  # the first is checked as it is encoded, before it changes anything
+                lane.check_finite(self.step)
+            return [self._post(fragment, lane) for fragment, lane in posting]
+        except DeltaError as error:
+            if self.nonfinite == "stop" or self.shards.count > 1:
+                raise
+            self._abstain([lane for _, lane in posting], f"delta of {error.tensor}")
+        return self.outbox()
 
-    def check_finite(self) -> None:
-        """Raise what :meth:`outbox` would raise for a delta that is not finite, with nothing done."""
-        for _, lane in self._posting():
-            lane.check_finite(self.step)
+    def agree_on_deltas(self) -> None:
+        """On a shard, do at all shards of this replica what :meth:`outbox` would do here for a bad delta; all must ask.
+
+        Raises:
+            DeltaError: if ``nonfinite="stop"`` and a delta is not finite here or at another shard; nothing has been
+                posted or changed then at any of them.
+        """
+        lanes = [lane for _, lane in self._posting()]
+        fault = agreed_fault(lanes, self.step, self.shards)
+        if fault is not None and self.nonfinite == "stop":
+            raise fault
+        if fault is not None:
+            self._abstain(lanes, f"delta of {fault.tensor}")
+
+    def abstain(self, cause: str) -> None:
+        """Contribute nothing to the next message of any fragment, because ``cause`` was not finite.
+
+        Live parameters return to the anchor, and the inner optimizer starts anew; the residual stays. Call it between
+        steps and go on counting them with :meth:`stepped`; on a sharded replica call it at all shards.
+        """
+        self._abstain(self.lanes, cause)
+
+    @property
+    def is_abstaining(self) -> bool:
+        """Whether a message without a contribution is still to be posted, so that steps until then are in vain."""
+        return any(lane.abstains for lane in self.lanes)
 
     def due(self) -> list[Key]:
         """Keys whose messages must be collected and applied now, in order."""
         schedule = self.algorithm.schedule
         return [
             Key(min(lane.in_flight), fragment)
-            for fragment, lane in enumerate(self._lanes)
+            for fragment, lane in enumerate(self.lanes)
             if lane.in_flight and schedule.collects(self.step, fragment)
         ]
 
     def in_flight(self) -> list[Key]:
         """Keys of all messages that were posted and not settled, oldest first; draining applies them early."""
-        return sorted(Key(round_, f) for f, lane in enumerate(self._lanes) for round_ in lane.in_flight)
+        return sorted(Key(round_, f) for f, lane in enumerate(self.lanes) for round_ in lane.in_flight)
 
     def apply(self, key: Key, inbox: Sequence[Envelope]) -> float:
         """Settle one round of one fragment with the payloads that count, the same list at every peer.
 
-        The own payload, if the inbox lacks it, is first credited to the residual.
+        The own payload, if the inbox lacks it, is first credited to the residual. Envelopes of weight 0 are left out
+        before anything is reduced, and noted in ``absent``.
 
         Returns:
             2-norm of the update, for logs.
 
         Raises:
+            AllAbstainedError: if nobody contributes; nothing has changed then.
             DivergenceError: if a payload is not finite, or a peer's shared state or algorithm differs; nothing has
                 changed then.
         """
-        lane = self._lanes[key.fragment]
+        lane = self.lanes[key.fragment]
         self._reshard()
         sent = lane.in_flight[key.round]
-        self._check(inbox, key, sent.digest)
+        check_same(inbox, self.fingerprint, sent.digest)
+        inbox, absent = contributions(inbox, key)
         lane.channel.check_finite(inbox, lane.state)
         if sent.payload is not None and not any(self.peer in envelope.peers for envelope in inbox):
             lane.channel.credit_(sent.payload, lane.state)
@@ -143,23 +203,12 @@ class Replica:
             step=self.algorithm.schedule.collect_step(*key),  # also where it is applied early, or late
         )
         del lane.in_flight[key.round]
+        self.absent += [a._replace(cause=sent.abstained) if a.peer == self.peer else a for a in absent]
         return norm
 
     def reset(self) -> None:
         """Return to the anchor after local numbers went bad: parameters, gradients and inner optimizer state."""
-        self._reshard()
-        for lane in self._lanes:
-            for tensor, anchor in zip(lane.live(), lane.anchors(), strict=True):
-                tensor.copy_(anchor)
-            lane.forget_progress()
-        for param in self.params.values():
-            param.grad = None
-        self.optimizer = self.algorithm.local.build(self.params)
-        warnings.warn(
-            f"peer {self.peer}: parameters were reset to the anchor and "
-            + ("inner optimizer state starts anew" if self.optimizer else "the caller's optimizer should be made anew"),
-            stacklevel=2,
-        )
+        warnings.warn(f"peer {self.peer}: {self._restart()}", stacklevel=2)
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -167,7 +216,7 @@ class Replica:
         """The agreed parameters (and synced buffers) by name, in their own shapes."""
         return {
             spec.name: tensor
-            for lane in self._lanes
+            for lane in self.lanes
             for spec, tensor in zip(lane.state.specs, lane.anchors(), strict=True)
         }
 
@@ -176,7 +225,7 @@ class Replica:
 
         On a shard over what it holds; :func:`sparseloco.bits.add_digests` makes the whole replica's of all of them.
         """
-        return hex_digest(*map(sum, zip(*(lane.digest_lanes() for lane in self._lanes), strict=True)))
+        return hex_digest(*map(sum, zip(*(lane.digest_lanes() for lane in self.lanes), strict=True)))
 
     def tensor_digests(self) -> dict[str, str]:
         """A digest per tensor that peers must start with alike, frozen ones included, to name which one differs."""
@@ -184,7 +233,7 @@ class Replica:
             name: hex_digest(*digest_tensors([("", plain(p).to(state_dtype(p.dtype)))]))
             for name, p in self._frozen.items()
         }
-        return frozen | {name: digest for lane in self._lanes for name, digest in lane.tensor_digests().items()}
+        return frozen | {name: digest for lane in self.lanes for name, digest in lane.tensor_digests().items()}
 
     def fixed_digests(self) -> dict[str, str]:
         """Type, shape and digest of all that training does not change and no state holds, by name.
@@ -192,35 +241,32 @@ class Replica:
         That is: frozen parameters, and buffers that the model derives anew each time, such as rotary frequencies.
         """
         return {
-            name: f"{tensor.dtype} {list(tensor.shape)} {hex_digest(*digest_tensors([('', _in_whole_items(tensor))]))}"
+            name: f"{tensor.dtype} {list(tensor.shape)} {digest_of_any(tensor)}"
             for name, tensor in ((name, plain(t)) for name, t in {**self._frozen, **self._derived}.items())
         }
 
     @property
-    def lanes(self) -> Sequence[Lane]:
-        """One per fragment, synced buffers last; for what is done to fragments one at a time."""
-        return self._lanes
+    def tensor_names(self) -> list[str]:
+        """Names of what is exchanged, fragment by fragment."""
+        return [spec.name for lane in self.lanes for spec in lane.state.specs]
 
     @property
     def rounds(self) -> int:
         """Rounds that the first fragment has posted."""
-        return self._lanes[0].round
+        return self.lanes[0].round
 
     def dense_bytes(self) -> int:
         """Float32 bytes of everything posted so far, had it been sent dense."""
-        return sum(4 * lane.round * lane.numel() for lane in self._lanes)
+        return sum(4 * lane.round * lane.numel() for lane in self.lanes)
 
     def residual_norm(self) -> float:
         """2-norm of everything that was not sent yet."""
-        return math.sqrt(sum(float(r.double().square().sum()) for lane in self._lanes for r in lane.state.residual))
+        return math.sqrt(sum(float(r.double().square().sum()) for lane in self.lanes for r in lane.state.residual))
 
     def delta_norm(self) -> float:
         """2-norm of the way from the anchor to the live parameters."""
-        total = 0.0
-        for lane in self._lanes:
-            for live, anchor in zip(lane.live(), lane.anchors(), strict=True):
-                total += float((anchor.double() - live.double()).square().sum())
-        return math.sqrt(total)
+        pairs = (pair for lane in self.lanes for pair in zip(lane.live(), lane.anchors(), strict=True))
+        return math.sqrt(sum(float((anchor.double() - live.double()).square().sum()) for live, anchor in pairs))
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -232,9 +278,9 @@ class Replica:
         state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
         if self.shards.count > 1:
             state["shard"] = str(self.shards)
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             state |= lane.shared_state(fragment)
-        return state | {"blocks": _count_blocks(state)}
+        return state | {"blocks": count_blocks(state)}
 
     def load_shared_state(self, state: StateDict) -> None:
         """Take over shared state: live parameters become the anchor, private state starts empty.
@@ -245,14 +291,14 @@ class Replica:
             CheckpointError: if it is incomplete or belongs to another algorithm or model; nothing has changed then.
         """
         remedy = "all peers need the same algorithm and model"
-        _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
-        _expect("shard", state.get("shard", "shard 0 of 1"), str(self.shards), "load what the same shard saved")
-        _expect_all_blocks(state)
-        for lane in self._lanes:
+        expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
+        expect("shard", state.get("shard", "shard 0 of 1"), str(self.shards), "load what the same shard saved")
+        expect_all_blocks(state)
+        for lane in self.lanes:
             lane.check_shared_state(state)
         self._reshard()
         self.step = state["step"]
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             lane.load_shared_state(fragment, state)
         self.optimizer = self.algorithm.local.build(self.params)
 
@@ -272,7 +318,7 @@ class Replica:
             "optimizer": copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
         }
         state |= {f"buffer/{name}": buffer.data.clone() for name, buffer in self._private_buffers.items()}
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             state |= lane.private_state(fragment)
         return state
 
@@ -285,22 +331,22 @@ class Replica:
             CheckpointError: if it belongs to another algorithm, model or step, or a shape or type changed.
         """
         remedy = "resume with the algorithm and model it came from"
-        _expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
-        _expect("step", state.get("step"), self.step, "load private and shared state of the same moment")
+        expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
+        expect("step", state.get("step"), self.step, "load private and shared state of the same moment")
         self._reshard()
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             lane.load_private_state(fragment, state)
         for name, buffer in self._private_buffers.items():
             buffer.data.copy_(fitting(f"buffer/{name}", state, buffer))
         self.weight = state["weight"]
         if self.optimizer:
-            _load_optimizer(self.optimizer, state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
         torch.set_rng_state(state["rng"])
         generators.set_states(generators.devices_of(self.params.values()), state.get("rng_devices", []))
 
     def payload_of(self, key: Key, tensors: dict[str, Tensor]) -> Payload:
         """A payload of that fragment from its parts, for messages that were kept on a disk."""
-        return self._lanes[key.fragment].payload_of(tensors)
+        return self.lanes[key.fragment].payload_of(tensors)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -308,85 +354,47 @@ class Replica:
         """Synced buffers are one more lane; private ones are named once."""
         buffers = persistent_buffers(model)
         self._derived = {name: buffer for name, buffer in model.named_buffers() if name not in buffers}
-        found = {name: buffer for name, buffer in buffers.items() if torch.is_floating_point(buffer)}
-        synced = found if self.algorithm.sync_buffers else {}
+        floats = {name: buffer for name, buffer in buffers.items() if torch.is_floating_point(buffer)}
+        synced = floats if self.algorithm.sync_buffers else {}
         self._private_buffers = {name: buffer for name, buffer in buffers.items() if name not in synced}
-        if found and self.algorithm.sync_buffers:
-            self._lanes.append(buffer_lane(found))
-        elif found:
-            warnings.warn(
-                f"buffers={sorted(found)}: stay private to each replica; set sync_buffers=True to average them",
-                stacklevel=3,
-            )
+        if synced:
+            self.lanes.append(buffer_lane(synced))
+        elif floats:
+            told = f"buffers={sorted(floats)}: stay private to each replica; set sync_buffers=True to average them"
+            warnings.warn(told, stacklevel=3)
+
+    def _abstain(self, lanes: Sequence[Lane], cause: str) -> None:
+        for lane in lanes:
+            lane.abstains = lane.abstains or cause
+        where = f"peer {self.peer}, round {max(lane.round for lane in lanes)}"
+        told = f"{where}: {cause} is not finite, so this peer contributes nothing; {self._restart()}"
+        warnings.warn(told, stacklevel=4)
+
+    def _restart(self) -> str:
+        """Live parameters and inner optimizer as at the start of a round; what was done, in words."""
+        self._reshard()
+        for lane in self.lanes:
+            lane.restart()
+        for param in self.params.values():
+            param.grad = None
+        self.optimizer = self.algorithm.local.build(self.params)
+        forget_moments(self.stepped_by)
+        anew = self.optimizer or self.stepped_by or isinstance(self.algorithm.local, Gradients)
+        fate = "inner optimizer state starts anew" if anew else "the caller's optimizer should be made anew"
+        return f"parameters were reset to the anchor and {fate}"
 
     def _posting(self) -> list[tuple[int, Lane]]:
-        schedule = self.algorithm.schedule
-        return [
-            (f, lane)
-            for f, lane in enumerate(self._lanes)
-            if schedule.posts(self.step, f) and lane.round < schedule.num_posted(self.step, f)
-        ]
+        num_posted = partial(self.algorithm.schedule.num_posted, self.step)
+        return [(f, lane) for f, lane in enumerate(self.lanes) if lane.round < num_posted(f)]
 
     def _post(self, fragment: int, lane: Lane) -> Envelope:
         key = Key(lane.round, fragment)
         sent = lane.post(self.step, derive_key(self.seed, self.peer, key.round, key.fragment))
-        assert sent.payload is not None
         return Envelope(
             key=key,
             peer=self.peer,
-            weight=check_weight(self.weight),
+            weight=0 if sent.payload is None else check_weight(self.weight),
             fingerprint=self.fingerprint,
             digest=sent.digest,
-            payload=sent.payload,
+            payload=lane.payload_of({}) if sent.payload is None else sent.payload,
         )
-
-    def _check(self, inbox: Sequence[Envelope], key: Key, mine: str) -> None:
-        for envelope in inbox:
-            where = f"peer {envelope.peer}, round {key.round}"
-            if envelope.fingerprint != self.fingerprint:
-                raise DivergenceError(
-                    f"{where}: says algorithm {envelope.fingerprint}, this run is {self.fingerprint}; "
-                    "all peers need the same [algorithm] and model"
-                )
-            if envelope.digest != mine:
-                raise DivergenceError(
-                    f"{where}: says shared state {envelope.digest}, here it is {mine}; "
-                    "restart the peer that differs from the shared state of another"
-                )
-
-
-def _in_whole_items(tensor: Tensor) -> Tensor:
-    """The same numbers in items of four or eight bytes, as a digest wants them."""
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.to(torch.complex128))
-    return tensor.to(state_dtype(tensor.dtype) if tensor.is_floating_point() else torch.int64)
-
-
-def _expect(name: str, found: object, wanted: object, remedy: str) -> None:
-    if found != wanted:
-        raise CheckpointError(f"{name}={found!r}: must be {wanted!r}; {remedy}")
-
-
-def _expect_all_blocks(state: StateDict) -> None:
-    found, saved = _count_blocks(state), state.get("blocks")
-    if saved is None:
-        raise CheckpointError(
-            f"blocks=missing: must be in shared state and say how many blocks it holds, here {found}; "
-            "load what shared_state() returned"
-        )
-    if found != saved:
-        raise CheckpointError(
-            f"blocks={saved}: must be the number of blocks in shared state, which holds {found}; load a complete one"
-        )
-
-
-def _count_blocks(state: StateDict) -> int:
-    return sum(path.startswith(("anchor/", "outer/", "codec/")) for path in state)
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
-    """Load a state dict with the types it has: torch alone would cast it to those of the parameters."""
-    optimizer.load_state_dict(copy.deepcopy(state))  # torch would share its tensors
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for number, saved in state["state"].items():
-        optimizer.state[params[number]] = copy.deepcopy(saved)

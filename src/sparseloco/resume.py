@@ -26,7 +26,14 @@ from sparseloco.types import Envelope, Key
 from sparseloco.writers import FanOut
 
 _MUST_EQUAL = ("algorithm", "model", "data", "train", "optimizer")
-_MAY_DIFFER = {"train.workers", "train.processes", "train.log_every", "train.evaluate_every", "data.path"}
+_MAY_DIFFER = {
+    "train.workers",
+    "train.processes",
+    "train.log_every",
+    "train.evaluate_every",
+    "train.nonfinite",
+    "data.path",
+}
 """Settings that a resumed run may change; a corpus is known by its hash, not by its place."""
 _MOST_NAMED = 4
 _PLAIN = (
@@ -78,6 +85,7 @@ class Books:
         round_bytes: Sent by one replica in the last round.
         counted: Rounds and bytes when a round was last posted.
         ended: Sources of text whose first epoch has ended.
+        abstentions: Messages without a contribution, of all peers.
         validation: Last evaluation.
     """
 
@@ -91,6 +99,7 @@ class Books:
     round_bytes: int = 0
     counted: tuple[int, int] = (0, 0)
     ended: list[str] = field(default_factory=list)
+    abstentions: int = 0
     validation: Evaluation | None = None
     clock: Clock = field(default_factory=Clock)
 
@@ -104,7 +113,7 @@ class Books:
         """What is the same at every process, as plain values."""
         seen = self.validation
         return {
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in (*_PLAIN, "abstentions")},
             "validation": [seen.loss, seen.bits_per_byte, seen.tokens] if seen else None,
             "seconds": self.clock.total,
             "seconds_in_sync": self.clock.in_sync,
@@ -114,6 +123,7 @@ class Books:
         """Go on from :meth:`shared`."""
         for name in _PLAIN:
             setattr(self, name, state[name])
+        self.abstentions = state.get("abstentions", 0)  # an earlier version had none
         self.validation = Evaluation(*state["validation"]) if state["validation"] else None
         self.clock = Clock(time.perf_counter() - state["seconds"], state["seconds_in_sync"])
 

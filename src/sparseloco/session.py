@@ -29,6 +29,7 @@ def synchronize(
     *,
     peer: int | None = None,
     seed: int = 0,
+    nonfinite: str = "abstain",
 ) -> Iterator[Replica]:
     """Synchronize ``model`` with its peers while the caller's own loop trains it.
 
@@ -43,6 +44,8 @@ def synchronize(
         transport: Way to the peers.
         peer: This peer's number; None asks the transport.
         seed: Equal at all peers.
+        nonfinite: What a delta that is not finite does: ``abstain`` leaves this peer out of the round, with a warning,
+            and it starts over from the anchor with ``optimizer``'s state anew; ``stop`` raises.
 
     Yields:
         The replica, for its anchor, digest and norms.
@@ -50,10 +53,11 @@ def synchronize(
     Raises:
         ConfigError: if the algorithm sends gradients or names an optimizer, or a step is made with a closure or
             through an enabled ``GradScaler``.
+        DivergenceError: if nobody contributes to a round, or with ``stop``.
     """
     _check_local_phase(algorithm)
     number = peer if peer is not None else transport.rank or 0
-    replica = Replica(model, algorithm, peer=number, seed=seed)
+    replica = Replica(model, algorithm, peer=number, seed=seed, nonfinite=nonfinite, stepped_by=optimizer)
     transport.connect(replica)
 
     def before(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

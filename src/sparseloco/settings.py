@@ -147,6 +147,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         autocast: "bf16" for mixed precision, "off" for float32; "auto" becomes "bf16" where the processor has
             instructions for it, else "off".
         processes: Run each replica as a process of its own instead of all in one.
+        nonfinite: What a replica does whose loss or parameters are not finite: "abstain" from the round, which goes on
+            among the others, and start the next one from the shared parameters; "stop" ends the run of all.
     """
 
     workers: int = 4
@@ -160,6 +162,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     evaluation_tokens: int = 65536
     autocast: Literal["auto", "off", "bf16"] = "auto"
     processes: bool = False
+    nonfinite: Literal["abstain", "stop"] = "abstain"
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
@@ -174,6 +177,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"train.seed={self.seed}: must be in 0..2**63 - 1; use 0")
+        _one_of("train", "nonfinite", self.nonfinite, ("abstain", "stop"))
         _one_of("train", "autocast", self.autocast, ("auto", "off", "bf16"))
         if self.autocast == "auto":
             # Resolved here, so that the file in a run folder says what the run did.

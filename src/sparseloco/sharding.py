@@ -70,13 +70,17 @@ class Shards:
     def __str__(self) -> str:
         return f"shard {self.rank} of {self.count}"
 
+    def least(self, number: int) -> int:
+        """The smallest ``number`` among them; all must ask."""
+        if self.count == 1:
+            return number
+        vote = torch.tensor(number, dtype=torch.int32, device=self._mesh.device_type)
+        torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN, group=self._mesh.get_group())
+        return int(vote.item())
+
     def agree(self, good: bool) -> bool:
         """Whether ``good`` at all of them; all must ask."""
-        if self.count == 1:
-            return good
-        vote = torch.tensor(int(good), dtype=torch.int32, device=self._mesh.device_type)
-        torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN, group=self._mesh.get_group())
-        return bool(vote.item())
+        return bool(self.least(int(good)))
 
     @contextmanager
     def jointly(self, what: str) -> Generator[None]:

@@ -38,6 +38,7 @@ class Cohort:
         algorithm: What all replicas run.
         num_replicas: R.
         seed: Seed of the replicas; each draws from its own stream.
+        nonfinite: As of :class:`~sparseloco.replica.Replica`.
 
     Example:
         >>> from sparseloco import presets, sgd
@@ -53,7 +54,9 @@ class Cohort:
         True
     """
 
-    def __init__(self, model: nn.Module, algorithm: Algorithm, num_replicas: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, algorithm: Algorithm, num_replicas: int, *, seed: int = 0, nonfinite: str = "abstain"
+    ) -> None:
         self.model = model
         self.transport = Loopback(num_replicas)
         self._stage = [*model.parameters(), *model.buffers()]
@@ -62,7 +65,7 @@ class Cohort:
         for peer in range(num_replicas):
             tensors = [t.clone() for t in start]
             self._swap_in(tensors)
-            replica = Replica(model, algorithm, peer=peer, seed=seed)
+            replica = Replica(model, algorithm, peer=peer, seed=seed, nonfinite=nonfinite)
             self.transport.connect(replica)
             self._seats.append(_Seat(replica, tensors, replica_rng_state(seed, peer)))
         self._swap_in(start)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sparseloco.absences import advised, note_absences, step_if_finite
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint, CheckpointFolder
 from sparseloco.data import Dataset, check_windows, train_sampler
@@ -76,13 +77,14 @@ def train(
     Raises:
         CheckpointError: if ``resume`` belongs to another run, or the disk is full.
         ConfigError: if the text is too short or the model has another vocabulary.
-        DivergenceError: if a loss is not finite.
+        DivergenceError: if numbers are not finite at all replicas in the same round, at one with
+            ``train.nonfinite="stop"``, or in an evaluation.
         Interrupted: if ``stop`` said so.
     """
     check_windows(dataset, config.train.sequence_length)
     if world is None:
         model = build_run_model(config, dataset.vocab_size)
-        world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed)
+        world = Cohort(model, algorithm, config.train.workers, seed=config.train.seed, nonfinite=config.train.nonfinite)
     check_tokens(config, world.model, dataset)
     books = Books([[] for _ in world.replicas])
     keeper = log = None
@@ -205,23 +207,29 @@ class _Run:
         return self.stop is not None and step % border == 0 and self.world.mean(float(self.stop())) > 0
 
     def _advance(self, step: int) -> float:
-        """Inner step and post of every replica here; returns the mean loss."""
-        batch_size, num_slots = self.settings.batch_size, self.settings.batch_size * self.settings.workers
-        total = 0.0
+        """Inner step and post of every replica here; returns the mean loss of those that train."""
+        losses: list[float] = []
         for index, replica in enumerate(self.world.replicas):
-            slots = range(replica.peer * batch_size, (replica.peer + 1) * batch_size)
-            batch = self.sampler.batch(slots, self.books.data_step - 1, num_slots)
             with self.world.turn(index):
-                loss = accumulate_gradients(self.world.model, batch, self.settings)
-                where = f"at step {step} of peer {replica.peer}, round {replica.rounds}"
-                check_finite("train_loss", loss, where, self.config)
-                replica.local_step()
+                loss = self._inner_step(replica, step)
                 with self.books.clock.sync():
                     post_due(replica, self.world.transport)
-            self.books.losses[index].append(loss)
-            total += loss
+            if loss is not None:
+                self.books.losses[index].append(loss)
+                losses.append(loss)
         self._count_round()
-        return total / len(self.world.replicas)
+        return sum(losses) / len(losses) if losses else math.nan
+
+    def _inner_step(self, replica: Replica, step: int) -> float | None:
+        """Loss of one inner step; None of a replica that sits out the rest of the round and only counts steps."""
+        batch_size, num_slots = self.settings.batch_size, self.settings.batch_size * self.settings.workers
+        if not replica.is_abstaining:
+            slots = range(replica.peer * batch_size, (replica.peer + 1) * batch_size)
+            batch = self.sampler.batch(slots, self.books.data_step - 1, num_slots)
+            loss = accumulate_gradients(self.world.model, batch, self.settings)
+            return step_if_finite(replica, loss, step, self.config)
+        replica.stepped()
+        return None
 
     def _count_round(self) -> None:
         rounds, sent = self.first.rounds, self.traffic.sent
@@ -248,18 +256,20 @@ class _Run:
     def _settle(self) -> None:
         for index, replica in enumerate(self.world.replicas):
             if keys := replica.due():
-                with self.world.turn(index), self.books.clock.sync():
+                with self.world.turn(index), self.books.clock.sync(), advised(self.config):
                     norm = settle(replica, self.world.transport)
                 self.books.update_norm = norm if index == 0 else self.books.update_norm
                 for key in keys:
                     where = (replica.peer, key.round, key.fragment)
                     logger.info("peer %d, round %d, fragment %d: applied, update norm %.4g", *where, norm)
+        note_absences(self.world, self.books, self.log)
 
     def _drain(self) -> None:
         """Collect early what is still in flight, so that the last anchor holds every message."""
         for index, replica in enumerate(self.world.replicas):
-            with self.world.turn(index), self.books.clock.sync():
+            with self.world.turn(index), self.books.clock.sync(), advised(self.config):
                 drain(replica, self.world.transport)
+        note_absences(self.world, self.books, self.log)
 
     def _evaluate(self) -> None:
         if not self.world.is_main:
@@ -284,9 +294,10 @@ class _Run:
         return result
 
     def _log_step(self, step: int) -> None:
-        means = [sum(losses) / len(losses) for losses in self.books.losses]
-        train_loss = self.world.mean(sum(means) / len(means))
-        self.books.losses = [[] for _ in means]
+        means = [sum(losses) / len(losses) for losses in self.books.losses if losses]
+        trained = self.world.mean(float(len(means)))
+        train_loss = self.world.mean(sum(means)) / trained if trained else math.nan
+        self.books.losses = [[] for _ in self.books.losses]
         if not self.world.is_main:
             return
         with self.world.turn(0) as replica:
@@ -356,6 +367,7 @@ class _Run:
             "bits_per_byte": held_out.bits_per_byte,
             "tokens": self.books.tokens,
             "rounds": self.first.rounds,
+            "abstentions": self.books.abstentions,
             "steps": self.settings.steps,
             "workers": self.settings.workers,
             "parameters": sum(spec.numel for spec in self.first.specs),

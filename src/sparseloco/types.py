@@ -168,7 +168,8 @@ class Envelope:
     Attributes:
         key: Round and fragment.
         peer: Sender; in a payload that was reduced on the way, the lowest of ``covers``.
-        weight: Integer weight of the sender in the mean, 1 <= weight < 2**29.
+        weight: Integer weight of the sender in the mean, below 2**29; 0: it contributes nothing to this round, and its
+            payload has no sections.
         fingerprint: Algorithm and tensor table of the sender, 16 hex digits.
         digest: Shared state of this fragment at the sender when it posted, 32 hex digits.
         payload: What to add.

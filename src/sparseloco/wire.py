@@ -11,12 +11,13 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import xxhash
 
 from sparseloco.errors import DivergenceError, WireError
 from sparseloco.reduce import MAX_WEIGHT
 from sparseloco.sections import check_floats, section_as_bytes, section_bytes, specs_by_block, split_body
-from sparseloco.types import Coding, Envelope, Key, PartSpec, Payload
+from sparseloco.types import Coding, Envelope, Key, Packed, PartSpec, Payload
 
 VERSION = 1
 MAGIC = b"SLCO"
@@ -36,7 +37,8 @@ def encode(envelope: Envelope, run_id: bytes = bytes(8), coding: Coding = Coding
     """Frame of an envelope.
 
     Args:
-        envelope: Its payload must match its table. Packed sections are taken as they are, or laid out anew.
+        envelope: Its payload must match its table, unless the weight is 0: then nothing of it is sent. Packed sections
+            are taken as they are, or laid out anew.
         run_id: 8 bytes that tell runs apart.
         coding: FIXED for collectives, which need the size beforehand; COMPACT for all else.
 
@@ -44,16 +46,7 @@ def encode(envelope: Envelope, run_id: bytes = bytes(8), coding: Coding = Coding
         DivergenceError: if a float is not finite; no reader would take such a frame.
     """
     payload = envelope.payload
-    sections: list[bytes | memoryview] = []
-    for block, specs in specs_by_block(payload.specs).items():
-        try:
-            section = payload.sections[block]
-            if not isinstance(section, dict):
-                check_floats(specs, section)
-            sections.append(section_as_bytes(specs, section, coding))
-        except DivergenceError as error:
-            where = f"peer {envelope.peer}, round {envelope.key.round}, block {block}"
-            raise DivergenceError(f"{where}, {error}") from None
+    sections = _sections(envelope, coding) if envelope.weight else _nothing(payload.specs, coding)
     header = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -98,14 +91,14 @@ def decode(
         raise WireError(f"{peer}: frame says run {head.run.hex()}, this is {run_id.hex()}; refuse it")
     if head.flags & ~(_LINEAR | _COMPACT) or head.part:
         raise WireError(f"{peer}: flags={head.flags}, part={head.part}: must be 0 to 3, and 0; refuse it")
-    if not 1 <= head.weight < MAX_WEIGHT:
+    if head.weight >= MAX_WEIGHT:
         # A heavier one would make weight times value inexact in float64.
-        raise WireError(f"{peer}: weight={head.weight}: must be from 1 to {MAX_WEIGHT - 1}; refuse it")
+        raise WireError(f"{peer}: weight={head.weight}: must be from 0 to {MAX_WEIGHT - 1}; refuse it")
     coding = Coding.COMPACT if head.flags & _COMPACT else Coding.FIXED
     _check_length(head, view.nbytes - HEADER_BYTES, specs, coding, peer)
     body = view[HEADER_BYTES:] if isinstance(frame, bytes) else bytes(view[HEADER_BYTES:])
     try:
-        sections = split_body(specs_by_block(specs), body, coding)
+        sections = split_body(specs_by_block(specs), body, coding) if head.weight else _no_sections(body, coding)
     except WireError as error:
         raise WireError(f"{peer}, {error}") from None
     return Envelope(
@@ -116,6 +109,33 @@ def decode(
         digest=head.digest.hex(),
         payload=Payload(tuple(specs), sections, bool(head.flags & _LINEAR)),
     )
+
+
+def _sections(envelope: Envelope, coding: Coding) -> list[bytes | memoryview]:
+    """Bytes of each block, in the order of the table."""
+    sections: list[bytes | memoryview] = []
+    for block, specs in specs_by_block(envelope.payload.specs).items():
+        try:
+            section = envelope.payload.sections[block]
+            if not isinstance(section, dict):
+                check_floats(specs, section)
+            sections.append(section_as_bytes(specs, section, coding))
+        except DivergenceError as error:
+            where = f"peer {envelope.peer}, round {envelope.key.round}, block {block}"
+            raise DivergenceError(f"{where}, {error}") from None
+    return sections
+
+
+def _nothing(specs: Sequence[PartSpec], coding: Coding) -> list[bytes | memoryview]:
+    """Body of a frame that contributes nothing; in FIXED coding it is as long as any other."""
+    return [bytes(section_bytes(specs))] if coding == Coding.FIXED else []
+
+
+def _no_sections(body: bytes | memoryview, coding: Coding) -> dict[int, Packed]:
+    """No section, once the body is what :func:`_nothing` makes."""
+    if len(body) and (coding == Coding.COMPACT or np.frombuffer(body, np.uint8).any()):
+        raise WireError("body=something: must hold nothing at weight 0; refuse it")
+    return {}
 
 
 class _Header(NamedTuple):

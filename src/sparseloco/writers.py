@@ -229,6 +229,8 @@ def named_scalars(kind: str, fields: Mapping[str, Any]) -> dict[str, float]:
         for name, value in fields.items()
         if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
+    if kind == "abstained":
+        return {}  # a peer and a round are names
     if kind == "evaluation":
         return {f"{fields['split']}/{name}": value for name, value in numbers.items() if name in _EVALUATED}
     return {_name(name): value for name, value in numbers.items()}

@@ -1,4 +1,4 @@
-"""Law: an old shared state and the messages since give the state of a replica that was there all the time, bit for bit."""
+"""Law: an old shared state and the messages since give what a replica has that was there all the time, bit for bit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def replay_until(peer: Peer, step: int, mail: Mail) -> None:
     "row", ["sparseloco", "sparseloco_delayed", "diloco", "streaming_diloco", "powersgd", "demo", "ddp", "buffers"]
 )
 def test_anchor_and_replay_equal_having_been_there(row: str, back: int) -> None:
-    """C-08: the joiner has round, anchor and momentum before its first step; at every step, also with mail in flight."""
+    """C-08: the joiner has round, anchor and momentum before its first step; at any step, also with mail in flight."""
     _, mail, states, digests = run(row)
     for step in range(1, STEPS + 1):
         joiner = make(row, 7)
@@ -142,7 +142,8 @@ def test_restored_message_and_residual_are_those_that_were_saved() -> None:
         replica.apply(Key(1, 0), posted[:1])
     assert again.replica.digest() == killed.digest()
     assert all(
-        torch.equal(a, b) for a, b in zip(again.replica.lanes[0].state.residual, killed.lanes[0].state.residual)
+        torch.equal(a, b)
+        for a, b in zip(again.replica.lanes[0].state.residual, killed.lanes[0].state.residual, strict=True)
     )
 
 
@@ -191,14 +192,14 @@ def test_bad_state_is_refused_and_nothing_changes() -> None:
     digest = peer.replica.digest()
     good = copied(rejoin.fragment_state(peer.replica, 0))
     missing = {path: value for path, value in good.items() if path != "anchor/0.weight/0"}
-    with pytest.raises(CheckpointError, match="anchor/0.weight/0=missing: must be in the state; load a complete one"):
+    with pytest.raises(CheckpointError, match=r"anchor/0.weight/0=missing: must be in the state; load a complete one"):
         rejoin.adopt(peer.replica, 0, missing, 3)
     for odd in ("outer/9.weight/0/velocity", "anchor/elsewhere/0", "stuff/0.weight/0/x"):
-        with pytest.raises(CheckpointError, match=f"{odd}=present: must be of a block of this fragment; load it into"):
+        with pytest.raises(CheckpointError, match=rf"{odd}=present: must be of a block of this fragment; load it into"):
             rejoin.adopt(peer.replica, 0, good | {odd: torch.zeros(3)}, 3)
-    with pytest.raises(CheckpointError, match="codec/0.weight/0/basis=torch.float64 .*must be torch.float32"):
+    with pytest.raises(CheckpointError, match=r"codec/0.weight/0/basis=torch.float64 .*must be torch.float32"):
         rejoin.adopt(peer.replica, 0, good | {"codec/0.weight/0/basis": torch.zeros(3, dtype=torch.float64)}, 3)
-    assert peer.replica.digest() == digest and rejoin.num_applied(peer.replica, 0) == 0
+    assert (peer.replica.digest(), rejoin.num_applied(peer.replica, 0)) == (digest, 0)
 
 
 def test_a_round_of_another_state_is_refused() -> None:

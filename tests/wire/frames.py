@@ -89,8 +89,10 @@ def same_payload(one: Payload, other: Payload) -> None:
 
 
 def plain_values(payload: Payload) -> dict[tuple[int, str], list[Any]]:
-    """Values as the second reader gives them: positions by chunk, all else flat."""
+    """Values as the second reader gives them: positions by chunk, all else flat; none of a peer that abstains."""
     values: dict[tuple[int, str], list[Any]] = {}
+    if not payload.sections:
+        return values
     for block, rows in specs_by_block(payload.specs).items():
         parts = payload.blocks[block]
         for spec in rows:

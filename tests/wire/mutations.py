@@ -54,7 +54,9 @@ def targets() -> list[Target]:
         for coding in Coding:
             frame = encode(frames.envelope_of(payload), frames.RUN, coding)
             found.append(Target(frame, payload.specs, _tables(frame, payload.specs) if coding else []))
-    return found
+    table = found[0].specs
+    silent = frames.envelope_of(Payload(table, {}), weight=0)
+    return [*found, *(Target(encode(silent, frames.RUN, coding), table, []) for coding in Coding)]
 
 
 def _tables(frame: bytes, specs: tuple[PartSpec, ...]) -> list[tuple[int, int]]:

@@ -33,6 +33,10 @@ def read_frame(frame: bytes, table: list[dict[str, Any]]) -> Frame:
     """Read a frame. ``table`` has a row per part: block, name, shape, type; some have bits, chunk_size or signed."""
     header = read_header(frame)
     out, at = Frame(header), 72
+    if header["weight"] == 0:
+        need(not any(frame[72:]), "something at weight 0")
+        need(len(frame) - 72 == (0 if header["flags"] & COMPACT else fixed_bytes(table)), "length at weight 0")
+        return out
     for row in table:
         if row["type"] == "positions":
             values, at = read_positions(frame, at, *row["shape"], row["chunk_size"], header["flags"] & COMPACT)
@@ -52,7 +56,7 @@ def read_header(frame: bytes) -> dict[str, Any]:
     need(header["magic"] == b"SLCO" and header["version"] == 1 and header["header_bytes"] == 72, "not version 1")
     need(xxhash.xxh3_64_intdigest(frame[:64] + frame[72:]) == header["checksum"], "checksum")
     need(header["flags"] < 4 and header["part"] == 0, "flags")
-    need(1 <= header["weight"] <= 2**29 - 1, "weight")
+    need(header["weight"] <= 2**29 - 1, "weight")
     need(header["body_bytes"] == len(frame) - 72, "length")
     return header
 
@@ -133,6 +137,24 @@ def width(kept: int, size: int) -> int:
 
 def slot(chunks: int, kept: int, size: int) -> int:
     return -(-chunks * (kept + ((size - kept) >> width(kept, size))) // 8)
+
+
+def fixed_bytes(table: list[dict[str, Any]]) -> int:
+    """Length of a body in FIXED coding."""
+    total = 0
+    for row in table:
+        count = count_of(row["shape"])
+        if row["type"] == "positions":
+            (chunks, kept), size = row["shape"], row["chunk_size"]
+            if count:
+                per_group = 8 * -(-128 // kept)
+                total += -(-count * width(kept, size) // 8)
+                total += sum(slot(min(per_group, chunks - i), kept, size) for i in range(0, chunks, per_group))
+        elif row["type"] == "integers":
+            total += -(-count * row["bits"] // 8)
+        else:
+            total += count * FLOATS[row["type"]][1]
+    return total
 
 
 def bits_of(data: bytes) -> Iterator[int]:

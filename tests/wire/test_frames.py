@@ -73,6 +73,21 @@ def test_an_empty_payload_is_a_header(coding: Coding) -> None:
     same(decode(frame, (), FINGERPRINT, RUN), envelope)
 
 
+@any_coding
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_a_peer_that_abstains_sends_nothing(compressor: Compressor, coding: Coding) -> None:
+    """In FIXED coding as many zero bytes as any other body has; in COMPACT coding none."""
+    full = payload_of(compressor, [(20, 30), (7,)])
+    silent = envelope_of(Payload(full.specs, {}, full.linear), weight=0)
+    frame = encode(silent, RUN, coding)
+    assert not any(frame[HEADER_BYTES:])
+    assert len(frame) == (frame_bytes(full.specs) if coding == Coding.FIXED else HEADER_BYTES)
+    assert encode(envelope_of(full, weight=0), RUN, coding) == frame
+    received = decode(frame, full.specs, FINGERPRINT, RUN)
+    same(received, silent)
+    assert [encode(received, RUN, other) for other in Coding] == [encode(silent, RUN, other) for other in Coding]
+
+
 @given(
     peer=st.integers(0, 2**32 - 1),
     round_=st.integers(0, 2**32 - 1),
@@ -193,11 +208,19 @@ BAD_FRAMES: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "weight-0": (
         lambda: changed(FRAME, frames.WEIGHT, bytes(4)),
-        "peer 5, round 41: weight=0: must be from 1 to 536870911; refuse it",
+        "peer 5, round 41, body=something: must hold nothing at weight 0; refuse it",
+    ),
+    "weight-0-compact": (
+        lambda: resized(changed(COMPACT, frames.WEIGHT, bytes(4))[:HEADER_BYTES] + b"\0"),
+        "peer 5, round 41, body=something: must hold nothing at weight 0; refuse it",
+    ),
+    "weight-0-length": (
+        lambda: resized(changed(FRAME, frames.WEIGHT, bytes(4))[:HEADER_BYTES]),
+        "peer 5, round 41: length=0: must be 17 bytes of body; refuse it",
     ),
     "weight-too-large": (
         lambda: changed(FRAME, frames.WEIGHT, MAX_WEIGHT.to_bytes(4, "little")),
-        "peer 5, round 41: weight=536870912: must be from 1 to 536870911; refuse it",
+        "peer 5, round 41: weight=536870912: must be from 0 to 536870911; refuse it",
     ),
     "flags": (
         lambda: changed(FRAME, frames.FLAGS, b"\x04"),

@@ -64,7 +64,7 @@ def test_stored_frames_decode_for_ever(sample: dict[str, Any], coding: Coding) -
     assert (envelope.digest, envelope.payload.linear) == (sample["digest"], sample["linear"])
     for (block, name), values in frames.plain_values(envelope.payload).items():
         expected(values, sample, f"{block}.{name}")
-    assert len(sample["values"]) == len(specs)
+    assert len(sample["values"]) == (len(specs) if sample["weight"] else 0)
     for other in Coding:
         assert encode(envelope, bytes.fromhex(sample["run"]), other) == stored(sample, other)
 

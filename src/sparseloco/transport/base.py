@@ -122,13 +122,14 @@ def settle(replica: Replica, transport: Transport) -> float:
 def post_due(replica: Replica, transport: Transport) -> None:
     """Encode and post what is due, after an inner step that was counted already.
 
+    A replica whose delta is not finite, at any of its shards, posts a message without a contribution and starts over
+    from the anchor, unless it was made with ``nonfinite="stop"``.
+
     Raises:
-        DivergenceError: if a delta is not finite, here or at another shard of this replica; nothing has been posted or
-            changed then at any of them.
+        DeltaError: in that case; nothing has been posted or changed then at any of the shards.
     """
     if replica.shards.count > 1:
-        with replica.shards.jointly("delta"):
-            replica.check_finite()
+        replica.agree_on_deltas()
     for envelope in replica.outbox():
         transport.post(envelope)
 

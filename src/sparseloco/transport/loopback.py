@@ -58,7 +58,9 @@ class Loopback:
         self._tables[envelope.key] = envelope.payload.specs
         head = wire.HEADER_BYTES
         if envelope.payload.linear:
-            self._count(envelope.peer, round_traffic(head, len(frame) - head, self.num_peers, linear=True))
+            # A ring carries as much for a peer that contributes nothing.
+            body = wire.frame_bytes(envelope.payload.specs) - head
+            self._count(envelope.peer, round_traffic(head, body, self.num_peers, linear=True))
             return
         # Compact frames differ in size, so each peer is charged for what the others really send.
         for peer in range(self.num_peers):

@@ -131,7 +131,7 @@ class ProcessGroup:
         self._pending[envelope.key] = pending
 
     def collect(self, key: Key) -> list[Envelope]:
-        """Wait for the collectives of ``key``; a linear payload comes back as one envelope, already averaged."""
+        """Wait for the collectives of ``key``; linear payloads come back as one envelope, already averaged."""
         if key in self._early:
             return self._early.pop(key)
         pending = self._pending.pop(key)
@@ -141,7 +141,7 @@ class ProcessGroup:
         table = () if payload.linear else payload.specs
         fingerprint = pending.envelope.fingerprint
         inbox = [wire.decode(frame.numpy().tobytes(), table, fingerprint) for frame in pending.frames]
-        return [self._gather_mean(inbox, pending)] if payload.linear else inbox
+        return self._gather_mean(inbox, pending) if payload.linear else inbox
 
     def put_back(self, key: Key, inbox: list[Envelope]) -> None:
         """For the one replica of this rank."""
@@ -178,7 +178,9 @@ class ProcessGroup:
         works: list[dist.Work] = []
         tensors = payload.tensors
         for dtype in _dtypes(payload.specs):
-            parts = [tensors[s.name].to("cpu") for s in payload.specs if s.dtype == dtype]  # MPS has no collectives
+            specs = [s for s in payload.specs if s.dtype == dtype]
+            # Who contributes nothing sends zeros, which nobody adds. MPS has no collectives.
+            parts = [tensors[s.name].to("cpu") if tensors else torch.zeros(s.shape, dtype=dtype) for s in specs]
             flat = torch.cat([part.reshape(-1) for part in parts])
             padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.num_peers))
             out = torch.empty_like(padded)
@@ -188,13 +190,17 @@ class ProcessGroup:
             works.append(work)
         return received, works
 
-    def _gather_mean(self, inbox: Sequence[Envelope], pending: _Pending) -> Envelope:
-        weights = [envelope.weight for envelope in inbox]
+    def _gather_mean(self, inbox: Sequence[Envelope], pending: _Pending) -> list[Envelope]:
+        """The mean of all contributions as one envelope, and those of the peers that contribute nothing."""
+        giving = [envelope for envelope in inbox if envelope.weight]
+        if not giving:
+            return list(inbox)
         specs = pending.envelope.payload.specs
         tensors: dict[str, Tensor] = {}
         for dtype, slice_RS in zip(_dtypes(specs), pending.slices, strict=True):
-            mine = mean_of_tensors(list(zip(weights, slice_RS, strict=True)))
-            whole = [torch.empty_like(mine) for _ in weights]
+            rows = zip(inbox, slice_RS, strict=True)
+            mine = mean_of_tensors([(envelope.weight, row) for envelope, row in rows if envelope.weight])
+            whole = [torch.empty_like(mine) for _ in inbox]
             dist.all_gather(whole, mine, group=self.group)
             rest = torch.cat(whole)
             for spec in (s for s in specs if s.dtype == dtype):
@@ -202,9 +208,10 @@ class ProcessGroup:
                 tensors[spec.name] = rest[:count].reshape(spec.shape)
                 rest = rest[count:]
         mean = Payload.of_tensors(specs, {spec.name: tensors[spec.name] for spec in specs}, linear=True)
-        odd = next((e for e in inbox if e.digest != pending.envelope.digest), inbox[0])
-        covers = tuple(envelope.peer for envelope in inbox)
-        return replace(odd, weight=sum(weights), payload=mean, covers=covers)
+        odd = next((e for e in giving if e.digest != pending.envelope.digest), giving[0])
+        covers = tuple(envelope.peer for envelope in giving)
+        whole_mean = replace(odd, weight=sum(e.weight for e in giving), payload=mean, covers=covers)
+        return [whole_mean, *(envelope for envelope in inbox if not envelope.weight)]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,72 @@
+"""Peers that contributed nothing to a round: counted, named in the log, and said aloud."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+
+from sparseloco.errors import AllAbstainedError
+from sparseloco.evaluation import World, calmer, check_finite
+from sparseloco.replica import Replica
+from sparseloco.resume import Books
+from sparseloco.settings import RunConfig
+from sparseloco.writers import FanOut
+
+LOSS = "train_loss"
+"""What a replica names as not finite if no tensor of it was looked at."""
+
+logger = logging.getLogger(__name__)
+
+
+def step_if_finite(replica: Replica, loss: float, step: int, config: RunConfig) -> float | None:
+    """Finish an inner step whose gradients lie in the parameters; all shards of a replica must ask.
+
+    Returns:
+        The loss, or None if it is not finite here or at another shard: then the replica abstains.
+
+    Raises:
+        DivergenceError: instead, if the settings say ``stop``.
+    """
+    if config.train.nonfinite == "stop":
+        with replica.shards.jointly(LOSS):
+            check_finite(LOSS, loss, f"at step {step} of peer {replica.peer}, round {replica.rounds}", config)
+    if replica.shards.agree(math.isfinite(loss)):
+        replica.local_step()
+        return loss
+    replica.abstain(LOSS)
+    replica.stepped()
+    return None
+
+
+def note_absences(world: World, books: Books, log: FanOut | None) -> None:
+    """Count and log who was absent from the rounds just applied; all processes must ask."""
+    first = world.replicas[0]
+    causes = [LOSS, *(f"delta of {name}" for name in first.tensor_names)]
+    here = {replica.peer for replica in world.replicas}
+    known = {(a.peer, a.key): causes.index(a.cause) for r in world.replicas for a in r.absent if a.cause}
+    for peer, key, _ in first.absent:
+        # Only the peer itself knows; a mean over those who do is what they say.
+        number = known.get((peer, key))
+        told = world.mean(float(number is not None))
+        cause = causes[round(world.mean(float(number or 0)) / told)] if told else None
+        books.abstentions += 1
+        if log is not None:
+            log.write("abstained", step=books.step, round=key.round, fragment=key.fragment, peer=peer, cause=cause)
+        text = f"peer {peer}, round {key.round}: contributed nothing, since {cause or 'something'} was not finite"
+        logger.info("%s", text)
+        if world.is_main and peer not in here:  # those here have warned themselves
+            warnings.warn(text, stacklevel=2)
+    for replica in world.replicas:
+        replica.absent.clear()
+
+
+@contextlib.contextmanager
+def advised(config: RunConfig) -> Iterator[None]:
+    """A round to which nobody contributes ends the run, with advice in the words of its settings."""
+    try:
+        yield
+    except AllAbstainedError as error:
+        raise AllAbstainedError(f"{str(error).partition(';')[0]}; {calmer(config)}") from error
