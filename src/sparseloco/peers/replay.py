@@ -67,7 +67,9 @@ class CatchUp:
     progress: Callable[[Progress], None]
     clock: Callable[[], float] = time.monotonic
     _journals: dict[int, Posted] = field(default_factory=dict)
-    _anchored: set[int] = field(default_factory=set)
+    _used: dict[int, int] = field(default_factory=dict)
+    _failed: set[tuple[int, int]] = field(default_factory=set)
+    _exhausted: set[int] = field(default_factory=set)
     _started: float = 0.0
     _before: int = 0
     _done: int = 0
@@ -98,6 +100,7 @@ class CatchUp:
             CheckpointError: if the store has fewer rounds than this peer has seen (C-09).
         """
         self._started, self._before, self._done = self.clock(), self.received(), 0
+        self._forget_failures()
         moved = False
         for _ in range(_MAX_TURNS):
             for fragment in range(len(self.member.replica.lanes)):
@@ -120,14 +123,20 @@ class CatchUp:
         Raises:
             DivergenceError: if there is no anchor that leads there.
         """
+        self._forget_failures()
         self._from_anchor(key.fragment, key.round)
         while (chain := self.member.chains[key.fragment]).round < key.round:
-            self._apply(Key(chain.round, key.fragment))
+            self._applies(Key(chain.round, key.fragment), key.round)
         self._restore(key.fragment)
         lane = self.member.replica.lanes[key.fragment]
         if key.round not in lane.in_flight:
             lane.in_flight[key.round] = lane.awaited(None)
             lane.round = key.round + 1
+
+    def _forget_failures(self) -> None:
+        self._used.clear()
+        self._failed.clear()
+        self._exhausted.clear()
 
     # -- where to start --------------------------------------------------------------------------------------
 
@@ -165,7 +174,7 @@ class CatchUp:
         replica, store = self.member.replica, self.member.desk.store
         rounds = {place.round for place in anchors.listed(store)}
         for number in sorted(rounds, reverse=True):
-            if number <= above or (until is not None and number > until):
+            if number <= above or (until is not None and number > until) or (fragment, number) in self._failed:
                 continue
             found = claim_at(self._read, self.member.run, fragment, number)
             if found is None or not found[0].state_sha256:
@@ -184,7 +193,7 @@ class CatchUp:
                 continue
             self.member.retention.found_whole(Key(number, fragment), anchors.path_of(manifest), written=False)
             self.member.chains[fragment] = chain
-            self._anchored.add(fragment)
+            self._used[fragment] = number
             return
         raise DivergenceError(
             f"fragment {fragment}: there is no anchor to start from ({'; '.join(tried) or 'none in the store'}); "
@@ -251,26 +260,46 @@ class CatchUp:
                 ahead.append(self.member.desk.prefetch(by_key[waiting.popleft()]))
             for fetched in ahead.popleft():
                 fetched.result()
-            try:
-                self._apply(key)
-            except DriftError as error:
-                self._say("drifted", key, str(error))
-                self._from_anchor(key.fragment, None)
+            if not self._applies(key):
                 return
             self._done += 1
             self._report(total)
 
+    def _applies(self, key: Key, until: int | None = None) -> bool:
+        """Apply one closed round; where it contradicts the state, start again from another anchor (C-42)."""
+        try:
+            self._apply(key)
+        except DriftError as error:
+            self._say("drifted", key, str(error))
+            self._start_again(key.fragment, until)
+            return False
+        return True
+
+    def _start_again(self, fragment: int, until: int | None) -> None:
+        """Another anchor; if all lead to the same, the manifests that contradict them are skipped, as by everybody.
+
+        Raises:
+            DivergenceError: if there was no anchor at all.
+        """
+        if fragment in self._used:
+            self._failed.add((fragment, self._used[fragment]))
+        try:
+            self._from_anchor(fragment, until)
+        except DivergenceError:
+            if fragment not in self._used:
+                raise
+            self._exhausted.add(fragment)
+
     def _apply(self, key: Key) -> None:
         """Judge, fetch and apply one closed round."""
         self._restore(key.fragment)
-        order: Order = self.member.order(key, replayed=key.fragment in self._anchored)
+        order: Order = self.member.order(key, replayed=key.fragment in self._exhausted)
         closed: Closed = self.member.desk.close(order)
         self.member.accept(order, closed)
         rejoin.replay(self.member.replica, key, closed.inbox)
 
     def _rejoin(self, step: int) -> bool:
         """Count like the others; messages that were on their way are again."""
-        self._anchored.clear()
         for fragment in range(len(self.member.replica.lanes)):
             self._restore(fragment)
         changed = step != self.member.replica.step
