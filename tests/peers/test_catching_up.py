@@ -150,7 +150,7 @@ def test_starting_from_other_values_is_mended_by_the_first_anchor_or_refused(tmp
         odd = crowd.comes(2)
         with torch.no_grad():
             odd.replica.lanes[0].state.anchor[0] += 1.0
-        with pytest.raises(DivergenceError, match="there is no anchor to start from .none in the store.; start all"):
+        with pytest.raises(DivergenceError, match=r"there is no anchor to start from \(none in the store\); start all"):
             odd.transport.connect(odd.replica)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from sparseloco.errors import ConfigError, Interrupted
+from sparseloco.errors import ConfigError, Interrupted, NotFound
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.claims import amendment_of, reader_of
 from sparseloco.peers.closing import Closed, Desk, Order
@@ -95,7 +95,7 @@ class ObjectStore:
         opened = open_store(store) if isinstance(store, str) else store
         self.store = Patient(opened, patience, meter=self.meter)
         self.identity = identity
-        self.run = run or self._read_run(owner)
+        self.run = self._agreed_run(run, owner)
         self._folder = Path(folder) / self.run.run / identity.peer_id
         self._tell, self._progress = tell or log_aloud, progress or log_progress
         self._clock = clock
@@ -235,9 +235,21 @@ class ObjectStore:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _read_run(self, owner: str | None) -> RunFile:
-        run = read_run(self.store.get(str(paths.Run()), limit=RUN_LIMIT), owner)
-        if owner is None:
+    def _agreed_run(self, given: RunFile | None, owner: str | None) -> RunFile:
+        """The one run of this store (C-40)."""
+        try:
+            data = self.store.get(str(paths.Run()), limit=RUN_LIMIT)
+        except NotFound:
+            if given is None:
+                raise
+            return given
+        run = read_run(data, owner)
+        if given is not None and given.run != run.run:
+            raise ConfigError(
+                f"run={given.run}: must be {run.run}, the run that this store holds; use another folder of the store "
+                "for each run"
+            )
+        if given is None and owner is None:
             _LOG.warning("run %s: owner %s is taken on trust; name the owner's key to be sure", run.run, run.owner)
         return run
 
