@@ -76,9 +76,11 @@ def residual(replica: Replica) -> dict[str, Tensor]:
 class Peer:
     """A replica with a model of its own, driven by hand: the test carries the messages."""
 
-    def __init__(self, algorithm: Algorithm, peer: int = 0, model: nn.Module | None = None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, peer: int = 0, model: nn.Module | None = None, nonfinite: str = "abstain"
+    ) -> None:
         self.model = model or toy.net()
-        self.replica = Replica(self.model, algorithm, peer=peer)
+        self.replica = Replica(self.model, algorithm, peer=peer, nonfinite=nonfinite)
         self.dtype = next(self.model.parameters()).dtype
 
     def step(self) -> list[Envelope]:

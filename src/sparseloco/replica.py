@@ -128,7 +128,8 @@ class Replica:
         except DeltaError as error:
             if self.nonfinite == "stop" or self.shards.count > 1:
                 raise
-            self._abstain([lane for _, lane in posting], f"delta of {error.tensor}")
+            cause = f"delta of {error.tensor}"
+        self._abstain([lane for _, lane in posting], cause)
         return self.outbox()
 
     def agree_on_deltas(self) -> None:

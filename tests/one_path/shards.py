@@ -298,16 +298,19 @@ def states(rank: int) -> tuple[list[bool], str]:
     return same, "no error"
 
 
-def nan_on_one_shard(rank: int) -> tuple[str, bool, str]:
-    """A gradient of rank 3 (peer 1, shard 1) is not a number before the first round; its replica starts that over.
+def nan_on_one_shard(rank: int, nonfinite: str) -> tuple[str, bool, str, list[str]]:
+    """A gradient of rank 3 (peer 1, shard 1) is not a number before the first round.
+
+    Where that raises, the replica is reset and posts once more.
 
     Returns:
-        What was raised, whether the parameters were the anchor after the reset, and the digest after the round.
+        What was said or raised, whether the parameters were the anchor before the round was settled, the digest after
+        it, and causes of absences from it.
     """
     mesh = mesh_of(2)
     model = sharded(llama(), mesh)
     transport = ProcessGroup(mesh.get_group("peers"))
-    replica = Replica(model, method("sparseloco", 2), peer=transport.rank)
+    replica = Replica(model, method("sparseloco", 2), peer=transport.rank, nonfinite=nonfinite)
     transport.connect(replica)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     for step in range(1, INNER_STEPS + 1):
@@ -318,15 +321,17 @@ def nan_on_one_shard(rank: int) -> tuple[str, bool, str]:
         optimizer.step()
         optimizer.zero_grad()
         replica.stepped()
-    text, at_anchor = "no error", False
-    try:
-        post_due(replica, transport)
-    except SparseLocoError as error:
-        text = str(error)
-        with warnings.catch_warnings(action="ignore"):
+    text = "nothing"
+    with warnings.catch_warnings(action="always", record=True) as said:
+        try:
+            post_due(replica, transport)
+        except SparseLocoError as error:
+            text = str(error)
             replica.reset()
-        anchor = replica.anchor()
-        at_anchor = all(torch.equal(view.tensor, anchor[name]) for name, view in local_views(model).items())
-        post_due(replica, transport)
+            post_due(replica, transport)
+    if text == "nothing" and said:
+        text = str(said[0].message)
+    anchor = replica.anchor()
+    at_anchor = all(torch.equal(view.tensor, anchor[name]) for name, view in local_views(model).items())
     settle(replica, transport)
-    return text, at_anchor, replica.digest()
+    return text, at_anchor, replica.digest(), [absence.cause for absence in replica.absent]

@@ -144,15 +144,33 @@ def test_other_values_on_one_shard_stop_all_of_both_replicas(four: Group) -> Non
     assert [text.startswith(what) for text, what in zip(texts, [elsewhere, here] * 2, strict=True)] == [True] * 4
 
 
-def test_a_nan_on_one_shard_makes_all_shards_of_its_replica_start_over(four: Group) -> None:
-    """The other replica goes on; in the round, the one that was reset says that it has not moved."""
-    outcomes = four.run(shards.nan_on_one_shard)
-    assert [text for text, _, _ in outcomes[:2]] == ["no error"] * 2
-    assert outcomes[2][0].startswith("delta=failed at another shard of this replica: must succeed at all 2")
-    assert outcomes[3][0].startswith("delta of model.norm.weight=not finite: must be finite")
-    assert [at_anchor for _, at_anchor, _ in outcomes[2:]] == [True] * 2
+def test_a_nan_on_one_shard_makes_all_shards_of_its_replica_abstain(four: Group) -> None:
+    """The other replica goes on, and both shards of the one that abstains know the cause."""
+    outcomes = four.run(shards.nan_on_one_shard, "abstain")
+    said = (
+        "peer 1, round 0: delta of model.norm.weight is not finite, so this peer contributes nothing; parameters were "
+        "reset to the anchor and the caller's optimizer should be made anew"
+    )
+    assert [text for text, *_ in outcomes] == ["nothing", "nothing", said, said]
+    assert [at_anchor for _, at_anchor, *_ in outcomes] == [False, False, True, True]
     assert outcomes[0][2] == outcomes[2][2]
     assert outcomes[1][2] == outcomes[3][2]
+    assert [causes for *_, causes in outcomes] == [[""]] * 2 + [["delta of model.norm.weight"]] * 2
+
+
+def test_a_nan_on_one_shard_stops_all_shards_of_its_replica(four: Group) -> None:
+    """In the round, the replica that was reset says that it has not moved."""
+    outcomes = four.run(shards.nan_on_one_shard, "stop")
+    assert [text for text, *_ in outcomes[:2]] == ["nothing"] * 2
+    assert outcomes[2][0] == (
+        "delta of model.norm.weight=not finite at another shard of this replica: must be finite at all 2; "
+        "look for the message of that shard"
+    )
+    assert outcomes[3][0].startswith("delta of model.norm.weight=not finite: must be finite")
+    assert [at_anchor for _, at_anchor, *_ in outcomes[2:]] == [True] * 2
+    assert outcomes[0][2] == outcomes[2][2]
+    assert outcomes[1][2] == outcomes[3][2]
+    assert [causes for *_, causes in outcomes] == [[]] * 4
 
 
 def test_state_of_a_shard_is_for_that_shard(four: Group) -> None:

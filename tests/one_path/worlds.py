@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class Outcome:
     digest: str
     private: dict[str, Tensor]
     update_norms: list[float]
+    absent: list[int]
 
 
 def algorithm_of(row: str, model: str) -> Any:
@@ -44,37 +46,55 @@ def private_tensors(replica: Replica) -> dict[str, Tensor]:
     return {path: value for path, value in replica.private_state().items() if isinstance(value, Tensor)}
 
 
-def in_one_process(row: str, model: str, peers: int, steps: int) -> list[Outcome]:
+Bad = tuple[int, int] | None
+"""Step and peer at which a gradient is not a number."""
+
+
+def backward(model: nn.Module, step: int, peer: int, bad: Bad) -> None:
+    toy.loss_of(model, toy.batch(step, peer)).backward()
+    if bad == (step, peer):
+        for param in model.parameters():
+            assert param.grad is not None
+            param.grad.view(-1)[0] = float("nan")
+
+
+def in_one_process(row: str, model: str, peers: int, steps: int, bad: Bad = None) -> list[Outcome]:
     cohort = Cohort(MODELS[model](), algorithm_of(row, model), peers)
     norms: list[list[float]] = [[] for _ in range(peers)]
+    absent: list[list[int]] = [[] for _ in range(peers)]
     for step in range(1, steps + 1):
         for peer in range(peers):
             with cohort.turn(peer) as replica:
                 replica.weight = weight_of(peer, step)
-                toy.loss_of(cohort.model, toy.batch(step, peer)).backward()
+                backward(cohort.model, step, peer, bad)
                 cohort.advance(peer)
         for peer in range(peers):
             with cohort.turn(peer) as replica:
                 norms[peer] += [replica.apply(key, cohort.transport.collect(key)) for key in replica.due()]
+                absent[peer] += [absence.peer for absence in replica.absent]
     outcomes = []
     for peer in range(peers):
         with cohort.turn(peer) as replica:
-            outcomes.append(Outcome(replica.digest(), private_tensors(replica), norms[peer]))
+            outcomes.append(Outcome(replica.digest(), private_tensors(replica), norms[peer], absent[peer]))
     return outcomes
 
 
-def on_a_rank(rank: int, row: str, model_name: str, steps: int) -> Outcome:
+def on_a_rank(rank: int, row: str, model_name: str, steps: int, bad: Bad = None) -> Outcome:
     model = MODELS[model_name]()
     replica = Replica(model, algorithm_of(row, model_name), peer=rank)
     transport = ProcessGroup()
     torch.set_rng_state(replica_rng_state(0, rank))
     norms: list[float] = []
+    absent: list[int] = []
     for step in range(1, steps + 1):
         replica.weight = weight_of(rank, step)
-        toy.loss_of(model, toy.batch(step, rank)).backward()
-        advance(replica, transport)
+        backward(model, step, rank, bad)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*contributes nothing", UserWarning)
+            advance(replica, transport)
         norms += [replica.apply(key, transport.collect(key)) for key in replica.due()]
-    return Outcome(replica.digest(), private_tensors(replica), norms)
+        absent += [absence.peer for absence in replica.absent]
+    return Outcome(replica.digest(), private_tensors(replica), norms, absent)
 
 
 def traffic_on_a_rank(rank: int, row: str, steps: int) -> tuple[int, int]:

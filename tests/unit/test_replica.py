@@ -206,7 +206,7 @@ def _residual_tensors(replica: Replica) -> dict[str, Tensor]:
 @pytest.mark.parametrize("row", ["sparseloco", "diloco", "streaming_diloco"])
 def test_delta_that_is_not_finite_never_leaves_c06(row: str) -> None:
     """C-06: the error names the tensor, nothing has changed, and reset() gives a fresh start, said aloud."""
-    peer = Peer(ROWS[row]())
+    peer = Peer(ROWS[row](), nonfinite="stop")
     lockstep([peer], 3 if row != "streaming_diloco" else 5, {})
     replica = peer.replica
     toy.loss_of(peer.model, toy.batch(99, 0)).backward()
@@ -233,7 +233,7 @@ def test_delta_that_is_not_finite_never_leaves_c06(row: str) -> None:
 
 def test_all_deltas_are_checked_before_the_first_is_sent_c06() -> None:
     """C-06: parameters are fine, a synced buffer is not: nothing is posted, nothing has changed."""
-    peer = Peer(with_synced_buffers(ROWS["sparseloco"]()), 0, toy.batch_norm_net())
+    peer = Peer(with_synced_buffers(ROWS["sparseloco"]()), 0, toy.batch_norm_net(), nonfinite="stop")
     for _ in range(3):
         assert peer.step() == []
     peer.model[1].running_mean.fill_(float("nan"))

@@ -60,7 +60,11 @@ def data_config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     for number in range(30):
         picks = torch.randint(len(words), (300,), generator=generator).tolist()
         (folder / f"{number}.txt").write_text(" ".join(words[i] for i in picks))
-    return DataConfig(path=str(folder), vocab_size=280, validation_fraction=0.1, test_fraction=0.1)
+    return data_config_of(str(folder))
+
+
+def data_config_of(path: str) -> DataConfig:
+    return DataConfig(path=path, vocab_size=280, validation_fraction=0.1, test_fraction=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +176,7 @@ def test_c13_accumulation_gives_the_gradient_of_the_whole_batch() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_without_a_summary(data_config, dataset, tmp_path) -> None:
-    config, method = run_config(data_config, settings()), algorithm(lr=1e30)
+    config, method = run_config(data_config, settings(nonfinite="stop")), algorithm(lr=1e30)
     with pytest.raises(DivergenceError, match=r"^(train_loss|delta of) ?.*must be finite"):
         train(config, method, dataset, tmp_path, label="run")
     assert not (tmp_path / "summary.json").exists()
@@ -242,6 +246,6 @@ def test_processes_train_to_the_same_bits(preset, data_config, dataset, monkeypa
 @pytest.mark.mp
 def test_an_error_in_one_process_is_raised_here_and_ends_all(data_config, dataset, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
-    config = run_config(data_config, settings())
+    config = run_config(data_config, settings(nonfinite="stop"))
     with pytest.raises(DivergenceError, match=r"must be finite"):
         train_processes(config, algorithm(lr=1e30), dataset, None, label="run")
