@@ -25,7 +25,7 @@ LAYERS = {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
         "replica", "citations", "generators", "support",
     },
-    "L3": {"wire", "transport", "session", "checkpoint"},
+    "L3": {"wire", "transport", "session", "checkpoint", "peers"},
     "L4": {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
         "writers",
@@ -48,7 +48,7 @@ HIDDEN_RANDOMNESS = {"random", "secrets", "uuid"}
 LAZY = {
     "transformers", "tokenizers", "msgspec", "tomli_w", "rich", "typer", "click", "matplotlib", "obstore",
     "safetensors", "datasets", "pyarrow", "sentencepiece", "huggingface_hub", "pydantic", "boto3", "wandb",
-    "tensorboard", "trackio", "lm_eval", "triton",
+    "tensorboard", "trackio", "lm_eval", "triton", "nacl",
 }  # fmt: skip
 
 MAX_LINES = 400

@@ -24,7 +24,7 @@ NO_HASH = "0" * 64
 MAX_AMENDED = 4
 _NO_SIGNATURE = "0" * 128
 _ENTRY_BYTES, _LEFT_OUT_BYTES, _HEAD_BYTES = 256, 512, 4096
-Number = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
