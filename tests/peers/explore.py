@@ -1,7 +1,7 @@
 """Three peers over a store in memory: every interleaving up to a bound, or many at random, against the invariants.
 
-What the world does, besides answering: it loses answers, drops or delays writes, refuses them, lets peers crash and come
-back, lets a deadline pass, and lays garbage where a manifest belongs. Each costs a unit of a budget.
+What the world does, besides answering: it loses answers, drops or delays writes, refuses them, lets peers crash and
+come back, lets a deadline pass, and lays garbage where a manifest belongs. Each costs a unit of a budget.
 """
 
 from __future__ import annotations
@@ -17,8 +17,26 @@ from sparseloco.peers import paths
 from sparseloco.peers.canonical import sha256
 from sparseloco.peers.manifest import Manifest, seal
 from sparseloco.peers.operations import (
-    Bad, Create, Delete, Done, Exists, Fetch, Fetched, Found, Get, Good, Inspect, List, Listing, Missing, Operation,
-    Outcome, Put, Refused, Unavailable, Upload,
+    Bad,
+    Create,
+    Delete,
+    Done,
+    Exists,
+    Fetch,
+    Fetched,
+    Found,
+    Get,
+    Good,
+    Inspect,
+    List,
+    Listing,
+    Missing,
+    Operation,
+    Outcome,
+    Put,
+    Refused,
+    Unavailable,
+    Upload,
 )  # fmt: skip
 from tests.peers.machine import CONTENT, HeldInspected, Local, Machine, Rules, accepted_of, checked, in_flight
 from tests.peers.runs import identity

@@ -1,7 +1,7 @@
 """One peer as a value: what it remembers, what it asks of the store next, and what it is after an answer.
 
-The protocol's generators cannot be copied, but they are functions of their memory and of the outcomes sent in. A pass is
-run again from its start for every new outcome, and all memory between two passes is made hashable.
+The protocol's generators cannot be copied, but they are functions of their memory and of the outcomes sent in. A pass
+is run again from its start for every new outcome, and all memory between two passes is made hashable.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 from sparseloco.peers import manifest as manifests
@@ -72,7 +72,7 @@ def accepted_of(peer: str, durable: Durable) -> list[str]:
     return [token for entries in durable.applied for name, frame in entries if name == peer for token in tokens(frame)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def tokens(frame: str) -> tuple[str, ...]:
     return tuple(json.loads(frame)["tokens"])
 
@@ -120,7 +120,9 @@ class Machine:
         self.rules = rules
         self.me: Identity = identity(index)
         self.run = make_run(
-            writers=tuple(sorted(identity(i).public for i in rules.writers)), no_quorum=rules.no_quorum, anchor_every=100
+            writers=tuple(sorted(identity(i).public for i in rules.writers)),
+            no_quorum=rules.no_quorum,
+            anchor_every=100,
         )
         self.peers = [identity(i).peer_id for i in range(3)]
         self._locals: dict[tuple[Base, tuple[Outcome, ...]], Local] = {}
@@ -241,7 +243,12 @@ class Machine:
         durable = base.durable
         if base.stage == "close":
             history = History(
-                run=self.run, round=durable.round, fragment=0, digest=durable.digest, previous=durable.previous
+                run=self.run,
+                round=durable.round,
+                fragment=0,
+                digest=durable.digest,
+                previous=durable.previous,
+                state_sha256="" if durable.round else "e" * 64,
             )
             seen = Seen(**{name: thaw(value) for name, value in zip(SEEN, base.memory, strict=True)})
             one = self.rules.round_class(
@@ -338,7 +345,7 @@ def checked(data: bytes, digest: str | None) -> Good | manifests.Refusal:
     return Good(frame["weight"])
 
 
-@lru_cache(maxsize=None)
+@cache
 def read_manifest(data: bytes) -> Manifest:
     return manifests.canonical.decode(data, Manifest, what="manifest", limit=10**6)
 
@@ -362,5 +369,3 @@ def cached_seal(manifest: Manifest, writer: Identity) -> bytes:
     if key not in _SEALED:
         _SEALED[key] = manifests.seal(manifest, writer)
     return _SEALED[key]
-
-

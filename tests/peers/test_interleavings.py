@@ -1,4 +1,4 @@
-"""Three peers, crash points and outcomes of writes: what the protocol promises holds in every order, and each rule is needed.
+"""Three peers, crash points, outcomes of writes: what is promised holds in every order, and each rule is needed.
 
 ``SPARSELOCO_LONG_CHECKS=1`` explores ten times as much, in some minutes.
 """
@@ -72,12 +72,18 @@ def test_walks_go_where_it_is_dangerous() -> None:
     assert any(() in local.base.durable.applied for world in ends for local in world.peers)
     assert any(credited(world) for world in ends)
     assert set(checker.taken) == {
-        "answer", "no answer", "refuse", "lose answer", "drop", "delay", "deliver", "crash", "restart", "deadline", "garbage"
+        "answer", "no answer", "refuse", "lose answer", "drop", "delay", "deliver", "crash", "restart", "deadline",
+        "garbage",
     }  # fmt: skip
     restored = scene("old backups")
     assert any(local.base.durable.dropped for seed in range(150) for local in restored.walk(seed, 120).peers)
     drifted = scene("one has drifted")
     assert any(drifted.walk(seed, 90).peers[2].base.stage == "drifted" for seed in range(150))
+
+
+def walk_often(checker: Checker) -> None:
+    for seed in range(8000):
+        checker.walk(seed, steps=5 + seed % 120)
 
 
 def credited(world: World) -> bool:
@@ -131,5 +137,4 @@ def test_each_rule_is_needed(name: str) -> None:
     rules, budget, more, promise = MUTANTS[name]
     checker = Checker(rules, budget, **more)
     with pytest.raises(Violation, match=promise):
-        for seed in range(8000):
-            checker.walk(seed, steps=5 + seed % 120)
+        walk_often(checker)

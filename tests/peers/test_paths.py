@@ -79,7 +79,13 @@ def test_a_changed_character_is_refused_or_names_something_else(path: str, data:
 
 @pytest.mark.parametrize(
     "named",
-    [paths.Amend(10**8), paths.Amend(-1), paths.Frame(0, 10**4, PEER, 0, HASH), paths.Lease("../x"), paths.Lease("A" * 32)],
+    [
+        paths.Amend(10**8),
+        paths.Amend(-1),
+        paths.Frame(0, 10**4, PEER, 0, HASH),
+        paths.Lease("../x"),
+        paths.Lease("A" * 32),
+    ],
 )
 def test_what_would_not_be_taken_is_not_made(named: paths.RunPath) -> None:
     with pytest.raises(WireError, match="must be a path of a run; check its numbers and names"):
@@ -90,5 +96,7 @@ def test_listings_sort_by_number() -> None:
     rounds = [str(paths.Manifest(round, 0, attempt)) for round in (0, 9, 10, 99_999_999) for attempt in (0, 2, 11)]
     assert rounds == sorted(rounds)
     assert paths.round_prefix(41, 2) == "rounds/00000041/0002/"
-    assert all(str(named).startswith(paths.round_prefix(41, 2)) for named in EXAMPLES.values() if hasattr(named, "fragment"))
+    assert all(
+        str(named).startswith(paths.round_prefix(41, 2)) for named in EXAMPLES.values() if hasattr(named, "fragment")
+    )
     assert not re.search(r"manifest", paths.round_prefix(0, 0))
