@@ -38,9 +38,9 @@ def decode(data: bytes, kind: type[T], *, what: str, limit: int) -> T:
     _check_depth(data, what)
     try:
         value = msgspec.json.decode(data, type=kind, strict=True)
-    except ConfigError as error:
-        raise WireError(f"{what}: {error}") from None
-    except (msgspec.MsgspecError, ValueError) as error:  # ConfigError of a value also arrives as a ValidationError
+    except (msgspec.MsgspecError, ValueError) as error:
+        if isinstance(error.__cause__, ConfigError):  # a value that checks itself
+            raise WireError(f"{what}: {error.__cause__}") from None
         raise WireError(f"{what}: {ascii(str(error))[1:-1][:300]}; refuse it") from None
     if encode(value) != data:
         raise WireError(f"{what}: must be written in the canonical form, keys sorted and no spaces; refuse it")

@@ -133,7 +133,11 @@ class History:
         return self.round % self.policy.anchor_every == 0
 
     def after(self, manifest: Manifest, digest: str, state_sha256: str = "") -> History:
-        """The history of the next round, once the manifest has been applied."""
+        """The history of the next round, once the manifest has been applied.
+
+        Whether that round wants a hash of the state is known only then: ask ``wants_state_hash`` of the result, and
+        replace ``state_sha256`` if it says so.
+        """
         return replace(
             self,
             round=self.round + 1,
@@ -182,6 +186,7 @@ def judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | Re
         The manifest; or why it counts for nobody; or why it contradicts the reader's own state.
     """
     policy = history.policy
+    assert bool(history.state_sha256) == history.wants_state_hash, "hash the state where it is due"
     try:
         manifest = canonical.decode(data, Manifest, what="manifest", limit=manifest_limit(policy))
     except WireError as error:

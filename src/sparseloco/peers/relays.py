@@ -96,6 +96,8 @@ class Fetching:
 
     def _serve(self, there: list[Seen]) -> Steps[None]:
         """Frames that are gone from their place first, then those that most peers want."""
+        mine = {named.hash for named, _ in there if isinstance(named, paths.Relay) and named.peer == self.me}
+        self.relayed |= mine  # also those of a life before this one
         listed = {entry.hash: entry for entry in self.manifest.entries}
         in_place = {named.hash for named, _ in there if isinstance(named, paths.Frame)}
         wants = [named for named, _ in there if isinstance(named, paths.Want) and named.peer != self.me]

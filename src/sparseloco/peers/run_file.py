@@ -214,7 +214,8 @@ def apply_amendment(run: RunFile, amendment: Amendment) -> RunFile:
     try:
         return msgspec.convert(table, RunFile, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"amendment {amendment.n}: {error}; mend the changes") from None
+        why = error.__cause__ if isinstance(error.__cause__, ConfigError) else f"{error}; mend the changes"
+        raise ConfigError(f"amendment {amendment.n}: {why}") from None
 
 
 def _check_plain(name: str, value: object) -> None:
