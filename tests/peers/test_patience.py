@@ -14,7 +14,7 @@ import pytest
 from sparseloco.errors import AlreadyExists, ConfigError, Denied, NotFound, StoreError, TooLarge, Unavailable
 from sparseloco.peers.patience import Meter, Patience, Patient, Usage
 from sparseloco.peers.store import Store, open_store, probe
-from sparseloco.transport.faults import Fault, FaultyStore, Rate, Script
+from sparseloco.transport.faults import Crash, Fault, FaultyStore, Rate, Script
 
 
 class Clock:
@@ -186,6 +186,37 @@ def test_as_many_parts_at_once_as_threads(threads: int) -> None:
     crowd = Crowd(truth, threads)
     assert patient(crowd, part_bytes=10, threads=threads).get("a", limit=60) == data
     assert crowd.most == threads
+
+
+def test_one_lost_part_ends_the_others() -> None:
+    """The error is that of the part which cannot be had, and nobody goes on trying for the rest."""
+
+    class HalfDenied:
+        tries = 0
+        both = threading.Barrier(2)
+
+        def size(self, path: str) -> int:
+            return 20
+
+        def get_range(self, path: str, start: int, length: int) -> bytes:
+            if start == 10:
+                self.both.wait(60)
+                raise Denied("not this part")
+            self.tries += 1
+            if self.tries == 1:
+                self.both.wait(60)
+            raise Unavailable("later")
+
+    store: Any = HalfDenied()
+    with pytest.raises(Denied, match=r"^not this part$"):
+        patient(store, part_bytes=10, threads=2, max_tries=1 << 40, base_s=0.0).get("a", limit=20)
+
+
+def test_a_crash_passes_through() -> None:
+    truth, _ = stored(100)
+    script = Script(at=((3, Fault("crash_before")),))
+    with pytest.raises(Crash, match="get_range a"):
+        patient(FaultyStore(truth, script), part_bytes=10).get("a", limit=100)
 
 
 def test_short_parts_are_fetched_again() -> None:

@@ -116,7 +116,9 @@ def test_a_path_says_what_is_wrong_with_it() -> None:
     )
 
 
-def test_names_that_are_no_paths_are_left_out(moto_url: str, open_moto: Callable[[str], Store]) -> None:
+def test_names_that_are_no_paths_are_left_out(
+    moto_url: str, open_moto: Callable[[str], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One hostile peer that writes odd names in its own folder hides nobody else's objects."""
     store = open_moto("s3://bucket/hostile")
     for path in ("r/good/a", "r/bad/fine/b", "r/z/c"):
@@ -128,7 +130,12 @@ def test_names_that_are_no_paths_are_left_out(moto_url: str, open_moto: Callable
     listed = [entry.path for entry in store.list("r")]
     assert listed == ["r/good/a", "r/z/c"]
     assert [entry.path for entry in store.list("", after="r/good/a")] == ["r/z/c"]
+    assert [entry.path for entry in store.list("r/bad/fine")] == ["r/bad/fine/b"]
     assert store.list("r/bad") == []
+    monkeypatch.setattr(bucket, "MAX_FOLDERS", 3)
+    with pytest.raises(TooLarge) as large:
+        store.list("")
+    assert str(large.value) == ("list: has names that are no paths, in too many folders; list a folder further down")
 
 
 def test_a_listing_of_more_than_one_page(open_moto: Callable[[str], Store]) -> None:

@@ -37,15 +37,21 @@ UPLOAD_THREADS = 4
 MAX_LISTED = 100_000
 """Objects in one listing. A hostile peer may write any number of them."""
 
+MAX_FOLDERS = 10_000
+"""Folders that are listed one by one where some name is no path."""
+
 _CHUNK_BYTES = 1 << 20
 _ENVIRONMENT = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 _CLIENT_FLAGS = ("allow_http", "allow_invalid_certificates")
 _CLIENT_TEXTS = ("proxy_url", "proxy_excludes")
 
 _STATUS = re.compile(r"status code: (\d{3})\b")
-_CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
+_CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>|\(code: ([A-Za-z]{1,64})\)")
+_OS_DENIED = "kind: PermissionDenied"
 _OS_ERROR = re.compile(r"\(os error (\d{1,4})\)")
 _BUSY = {408, 425, 429}
+# A request for many objects is answered 200, with a code for each object that it failed for.
+_BUSY_CODES = {"ConditionalRequestConflict", "InternalError", "OperationAborted", "ServiceUnavailable", "SlowDown"}
 
 _T = TypeVar("_T")
 
@@ -110,7 +116,7 @@ class Bucket:
         return int(self._call("size", path, lambda: self._obstore.head(self._store, path)["size"]))
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        """One request for 1000 objects. If a name in there is no path at all, folder by folder, without that folder."""
+        """One request for 1000 objects. Where a name is no path at all, folder by folder, without that folder."""
         folder = check_prefix(prefix)
         found = self._call("list", folder, lambda: self._list(folder, after))
         return sorted((entry for entry in found if entry.path > after), key=lambda entry: entry.path)
@@ -124,21 +130,30 @@ class Bucket:
             return
 
     def _list(self, folder: str, after: str) -> list[Listed]:
-        try:
-            pages = self._obstore.list(self._store, folder or None, offset=after or None, chunk_size=1000)
-            return _collect((entry for page in pages for entry in page), folder)
-        except self._errors.InvalidPathError:
-            return _collect(self._walk(folder), folder)
+        found: list[Listed] = []
+        todo = [folder]
+        for _ in range(MAX_FOLDERS):
+            if not todo:
+                return found
+            here = todo.pop() or None
+            try:
+                pages = self._obstore.list(self._store, here, offset=after or None, chunk_size=1000)
+                found += _collect((entry for page in pages for entry in page), folder, len(found))
+            except self._errors.InvalidPathError:
+                objects, folders = self._look_into(here)
+                found += _collect(iter(objects), folder, len(found))
+                todo += folders
+        raise TooLarge(
+            f"{_named('list', folder)}: has names that are no paths, in too many folders; list a folder further down"
+        )
 
-    def _walk(self, folder: str) -> Iterator[Mapping[str, Any]]:
-        """All objects, without those of a folder that holds a name which is no path."""
+    def _look_into(self, folder: str | None) -> tuple[list[Mapping[str, Any]], list[str]]:
+        """Objects and folders directly in a folder; nothing of one that holds a name which is no path."""
         try:
-            level = self._obstore.list_with_delimiter(self._store, folder or None)
+            level = self._obstore.list_with_delimiter(self._store, folder)
         except self._errors.InvalidPathError:
-            return
-        yield from level["objects"]
-        for below in level["common_prefixes"]:
-            yield from self._walk(below)
+            return [], []
+        return level["objects"], level["common_prefixes"]
 
     def _call(self, verb: str, path: str, request: Callable[[], _T], past_end: _T | None = None) -> _T:
         try:
@@ -164,7 +179,7 @@ def _read(chunks: Iterator[bytes], size: int, path: str) -> bytes:
     return b"".join(read)
 
 
-def _collect(entries: Iterator[Mapping[str, Any]], folder: str) -> list[Listed]:
+def _collect(entries: Iterator[Mapping[str, Any]], folder: str, num_before: int) -> list[Listed]:
     found: list[Listed] = []
     for entry in entries:
         try:
@@ -172,9 +187,15 @@ def _collect(entries: Iterator[Mapping[str, Any]], folder: str) -> list[Listed]:
         except ConfigError:
             continue
         found.append(Listed(entry["path"], entry["size"], entry["e_tag"] or "", entry["last_modified"].timestamp()))
-        if len(found) > MAX_LISTED:
-            raise TooLarge(f"list {folder}: more than {MAX_LISTED} objects; list a folder further down, or start later")
+        if num_before + len(found) > MAX_LISTED:
+            raise TooLarge(
+                f"{_named('list', folder)}: more than {MAX_LISTED} objects; list a folder further down, or start later"
+            )
     return found
+
+
+def _named(verb: str, path: str) -> str:
+    return f"{verb} {path}".rstrip()
 
 
 def _is_past_end(text: str) -> bool:
@@ -183,27 +204,27 @@ def _is_past_end(text: str) -> bool:
 
 def _failure(verb: str, path: str, name: str, text: str) -> StoreError:
     """The error of ours that stands for one of obstore's, with nothing of its text but numbers and codes."""
-    request = f"{verb} {path}".rstrip()
+    request = _named(verb, path)
     status = int(match[1]) if (match := _STATUS.search(text)) else 0
-    code = match[1] if (match := _CODE.search(text)) else ""
+    code = (match[1] or match[2]) if (match := _CODE.search(text)) else ""
     answer = " ".join(filter(None, [str(status or ""), code])) or name
     if "/latest/api/token" in text or "/computeMetadata/" in text or "/metadata/identity" in text:
         return Denied(f"{request}: no credentials were found; set those of the store in the environment")
-    if code == "ConditionalRequestConflict" or status in _BUSY or status >= 500:
+    if code in _BUSY_CODES or status in _BUSY or status >= 500:
         return Unavailable(f"{request}: the store answered {answer}; try again")
     if name in ("AlreadyExistsError", "PreconditionError"):
         return AlreadyExists(f"{request}: the object is there already; read it and follow what it says")
     if status == 404 or name == "FileNotFoundError":
         what = "bucket" if code == "NoSuchBucket" else "object"
         return NotFound(f"{request}: there is no such {what}; check the path and the store's URL")
-    if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError") or "PermissionDenied" in text:
+    if status in (401, 403) or code == "AccessDenied" or _OS_DENIED in text:
         return Denied(f"{request}: the store refused it ({answer}); check credentials and permissions")
     if "BadScheme" in text:
         return Denied(f"{request}: the endpoint has no TLS; use https, or set AWS_ALLOW_HTTP=true")
     if not status and "HttpError" in text:
         return Unavailable(f"{request}: the store did not answer, or broke off; try again")
     if match := _OS_ERROR.search(text):
-        answer = os.strerror(int(match[1]))
+        return StoreError(f"{request}: the store failed ({os.strerror(int(match[1]))}); mend that and try again")
     return StoreError(f"{request}: the store failed ({answer}); check that it does conditional puts, ranges and lists")
 
 
