@@ -11,6 +11,7 @@ from sparseloco.errors import AlreadyExists, Denied
 from sparseloco.peers.patience import Patience, Patient
 from sparseloco.peers.store import Store, open_store, probe
 from tests.peers import seaweed
+from tests.peers.race import winners
 
 WEED = seaweed.find_weed()
 pytestmark = [
@@ -42,6 +43,14 @@ def test_the_server_passes_the_probe(login: Login) -> None:
     facts = probe(login("owner"))
     assert set(facts.latency_s) == {"create", "put", "get", "get_range", "size", "list", "delete"}
     assert login("owner").list("probe") == []
+
+
+def test_of_many_that_create_at_once_one_wins(login: Login) -> None:
+    """What the whole protocol rests on."""
+    owner = login("owner")
+    for number in range(20):
+        (winner,) = winners(owner, f"race/{number}")
+        assert owner.get(f"race/{number}", limit=9) == str(winner).encode()
 
 
 def test_a_peer_writes_its_own_folder(login: Login) -> None:

@@ -21,6 +21,7 @@ from sparseloco.errors import (
 )
 from sparseloco.peers import bucket
 from sparseloco.peers.store import Listed, Store, check_path, open_store, probe
+from tests.peers.race import winners
 
 
 def test_create_never_overwrites(store: Store) -> None:
@@ -31,6 +32,14 @@ def test_create_never_overwrites(store: Store) -> None:
         "create rounds/1/manifest-0.json: the object is there already; read it and follow what it says"
     )
     assert store.get("rounds/1/manifest-0.json", limit=100) == b"first"
+
+
+@pytest.mark.parametrize("store", ["memory", "directory"], indirect=True)
+def test_of_many_that_create_at_once_one_wins(store: Store) -> None:
+    """What the whole protocol rests on. (moto does not promise it; SeaweedFS is tried in test_permissions.py.)"""
+    for number in range(10):
+        (winner,) = winners(store, f"race/{number}")
+        assert store.get(f"race/{number}", limit=9) == str(winner).encode()
 
 
 def test_put_overwrites_and_get_has_a_limit(store: Store) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -125,7 +127,7 @@ def test_what_obstore_says_of_this_machine(said: str, kind: type[StoreError], te
 
             return refuse
 
-    store = bucket.Bucket(None, parts=False)
+    store = bucket.Bucket(None)
     store._obstore = Refusing()
     with pytest.raises(kind) as raised:
         store.put("a", b"1")
@@ -171,6 +173,36 @@ def test_a_body_of_another_length_than_announced_is_refused() -> None:
         bucket._read(iter([b"123", b"45"]), 4, "a")
     with pytest.raises(Unavailable, match="get a: 3 of 4 bytes arrived; try again"):
         bucket._read(iter([b"123"]), 4, "a")
+
+
+@pytest.mark.parametrize(("bad_moments", "passes"), [(1, True), (bucket.UPLOAD_RETRIES + 1, False)])
+def test_a_part_that_fails_is_sent_again_alone(bad_moments: int, passes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C-34: a bad moment costs one part of an upload, not the whole; a bad day ends it."""
+    monkeypatch.setattr(bucket, "UPLOAD_BACKOFF_S", 0.001)
+    sent: Counter[str] = Counter()
+
+    def answer(handler: Any) -> None:
+        asked = dict(parse_qsl(urlsplit(handler.path).query, keep_blank_values=True))
+        part = asked.get("partNumber", "")
+        sent[part] += 1
+        if part == "2" and sent[part] <= bad_moments:
+            status(503)(handler)
+        elif "uploads" in asked or not part:
+            said = b"<R><UploadId>1</UploadId><ETag>e</ETag></R>"
+            body(len(said), [said])(handler)
+        else:
+            handler.rfile.read(int(handler.headers["Content-Length"]))
+            body(0, [])(handler)
+
+    with serving(answer) as store:
+        long = bytes(2 * bucket.UPLOAD_PART_BYTES + 1)
+        if passes:
+            store.put("a", long)
+            assert [sent[part] for part in "123"] == [1, 2, 1]
+        else:
+            with pytest.raises(Unavailable, match="put a: the store answered 503 Odd; try again"):
+                store.put("a", long)
+            assert sent["2"] == bucket.UPLOAD_RETRIES + 1
 
 
 def test_an_announced_10_gb_is_refused_before_its_bytes() -> None:

@@ -31,8 +31,14 @@ from sparseloco.peers.store import Listed, check_path, check_prefix
 UPLOAD_PART_BYTES = 5 << 20
 """Size of a part of an upload, the least that S3 takes. What is longer is sent in parts."""
 
-UPLOAD_THREADS = 4
-"""Parts of one upload that are sent at the same time."""
+UPLOAD_THREADS = 2
+"""Parts of one upload that are sent at the same time. Few, because on a thin link they share it."""
+
+UPLOAD_RETRIES = 8
+"""How often a part of an upload is sent again, so that one bad moment does not cost the parts that have arrived."""
+
+UPLOAD_BACKOFF_S = 0.25
+"""First wait before a part is sent again; the next are longer."""
 
 MAX_LISTED = 100_000
 """Objects in one listing. A hostile peer may write any number of them."""
@@ -61,14 +67,15 @@ class Bucket:
 
     Args:
         store: What obstore made. It must not retry by itself.
-        parts: Whether long objects are sent in parts, as over a network.
+        uploads: The same place for long objects, which are sent in parts, each tried again by itself; None where a
+            long object is written like a short one.
     """
 
-    def __init__(self, store: Any, *, parts: bool) -> None:
+    def __init__(self, store: Any, *, uploads: Any = None) -> None:
         self._obstore = _load("obstore")
         self._errors = _load("obstore.exceptions")
         self._store = store
-        self._parts = parts
+        self._uploads = uploads
 
     def create(self, path: str, data: bytes) -> None:
         """Conditional put, in one request whatever the size."""
@@ -78,19 +85,10 @@ class Bucket:
     def put(self, path: str, data: bytes) -> None:
         """Put, in parts if it is long; it appears as a whole."""
         check_path(path, "put")
-        parts = self._parts and len(data) > UPLOAD_PART_BYTES
-        self._call(
-            "put",
-            path,
-            lambda: self._obstore.put(
-                self._store,
-                path,
-                data,
-                use_multipart=parts,
-                chunk_size=UPLOAD_PART_BYTES,
-                max_concurrency=UPLOAD_THREADS,
-            ),
-        )
+        parts = self._uploads is not None and len(data) > UPLOAD_PART_BYTES
+        store = self._uploads if parts else self._store
+        options = {"use_multipart": parts, "chunk_size": UPLOAD_PART_BYTES, "max_concurrency": UPLOAD_THREADS}
+        self._call("put", path, lambda: self._obstore.put(store, path, data, **options))
 
     def get(self, path: str, *, limit: int) -> bytes:
         """One request; its head says the size, and a body that gets longer than that is cut off."""
@@ -242,12 +240,13 @@ def open_bucket(url: str, *, stall_s: float, options: Mapping[str, str]) -> Buck
         )
     check_choice("url scheme", scheme, ["s3", "gs", "az", "file", "memory"])
     if scheme == "memory":
-        return Bucket(_load("obstore.store").MemoryStore(), parts=False)
+        return Bucket(_load("obstore.store").MemoryStore())
     if scheme == "file":
         if not rest.startswith("/"):
             raise ConfigError(f"url={url!r}: must name a directory of this machine; write file:///dir")
         return _directory(unquote(rest))
-    return Bucket(_remote(url, scheme, stall_s, options), parts=True)
+    store, uploads = (_remote(url, scheme, stall_s, options, num_retries=num) for num in (0, UPLOAD_RETRIES))
+    return Bucket(store, uploads=uploads)
 
 
 def _directory(path: str) -> Bucket:
@@ -257,12 +256,12 @@ def _directory(path: str) -> Bucket:
     try:
         folder = Path(path).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        return Bucket(stores.LocalStore(folder), parts=False)
+        return Bucket(stores.LocalStore(folder))
     except OSError as error:
         raise ConfigError(f"url={path!r}: must be a directory, or one that can be made ({error.strerror})") from None
 
 
-def _remote(url: str, scheme: str, stall_s: float, options: Mapping[str, str]) -> Any:
+def _remote(url: str, scheme: str, stall_s: float, options: Mapping[str, str], *, num_retries: int) -> Any:
     stores = _load("obstore.store")
     given = dict(options)
     client: dict[str, Any] = {
@@ -274,7 +273,11 @@ def _remote(url: str, scheme: str, stall_s: float, options: Mapping[str, str]) -
         value = given.pop(key, os.environ.get(f"{_ENVIRONMENT[scheme]}_{key.upper()}"))
         if value is not None:
             client[key] = value.lower() in ("1", "true", "yes", "on") if key in _CLIENT_FLAGS else value
-    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=stall_s)}
+    retry = {
+        "max_retries": num_retries,
+        "retry_timeout": timedelta(seconds=(1 + num_retries) * stall_s),
+        "backoff": {"init_backoff": timedelta(seconds=UPLOAD_BACKOFF_S)},
+    }
     try:
         return stores.from_url(url, config=given, client_options=client, retry_config=retry)
     except (_load("obstore.exceptions").BaseError, OSError, ValueError, TypeError) as error:
