@@ -244,7 +244,11 @@ def test_a_lost_post_has_arrived() -> None:
     step(replicas[0], transports[0])
     with pytest.raises(Unavailable, match="post round 0, fragment 0: the store did not answer"):
         step(replicas[1], transports[1])
-    assert [envelope.peer for envelope in transports[0].collect(Key(0, 0))] == [0, 1]
+    inbox = transports[0].collect(Key(0, 0))
+    assert [envelope.peer for envelope in inbox] == [0, 1]
+    transports[1].collect(Key(0, 0))
+    transports[0].put_back(Key(0, 0), inbox)
+    assert transports[0].collect(Key(0, 0)) == inbox
 
 
 def test_an_envelope_may_come_twice() -> None:

@@ -21,6 +21,7 @@ from sparseloco.errors import (
 )
 from sparseloco.peers import bucket
 from sparseloco.peers.store import Listed, Store, check_path, open_store, probe
+from tests.peers.race import winners
 
 
 def test_create_never_overwrites(store: Store) -> None:
@@ -31,6 +32,14 @@ def test_create_never_overwrites(store: Store) -> None:
         "create rounds/1/manifest-0.json: the object is there already; read it and follow what it says"
     )
     assert store.get("rounds/1/manifest-0.json", limit=100) == b"first"
+
+
+@pytest.mark.parametrize("store", ["memory", "directory"], indirect=True)
+def test_of_many_that_create_at_once_one_wins(store: Store) -> None:
+    """What the whole protocol rests on. (moto does not promise it; SeaweedFS is tried in test_permissions.py.)"""
+    for number in range(10):
+        (winner,) = winners(store, f"race/{number}")
+        assert store.get(f"race/{number}", limit=9) == str(winner).encode()
 
 
 def test_put_overwrites_and_get_has_a_limit(store: Store) -> None:
@@ -116,7 +125,9 @@ def test_a_path_says_what_is_wrong_with_it() -> None:
     )
 
 
-def test_names_that_are_no_paths_are_left_out(moto_url: str, open_moto: Callable[[str], Store]) -> None:
+def test_names_that_are_no_paths_are_left_out(
+    moto_url: str, open_moto: Callable[[str], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One hostile peer that writes odd names in its own folder hides nobody else's objects."""
     store = open_moto("s3://bucket/hostile")
     for path in ("r/good/a", "r/bad/fine/b", "r/z/c"):
@@ -128,7 +139,12 @@ def test_names_that_are_no_paths_are_left_out(moto_url: str, open_moto: Callable
     listed = [entry.path for entry in store.list("r")]
     assert listed == ["r/good/a", "r/z/c"]
     assert [entry.path for entry in store.list("", after="r/good/a")] == ["r/z/c"]
+    assert [entry.path for entry in store.list("r/bad/fine")] == ["r/bad/fine/b"]
     assert store.list("r/bad") == []
+    monkeypatch.setattr(bucket, "MAX_FOLDERS", 3)
+    with pytest.raises(TooLarge) as large:
+        store.list("")
+    assert str(large.value) == ("list: has names that are no paths, in too many folders; list a folder further down")
 
 
 def test_a_listing_of_more_than_one_page(open_moto: Callable[[str], Store]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -70,6 +72,70 @@ def test_errors_tell_verb_path_and_kind_and_no_secret(case: str) -> None:
                 assert secret not in said
 
 
+@pytest.mark.parametrize(("code", "kind"), [("SlowDown", Unavailable), ("AccessDenied", Denied), ("Odd", StoreError)])
+def test_a_delete_that_fails_inside_of_a_good_answer(code: str, kind: type[StoreError]) -> None:
+    """S3 answers 200 to a delete, with the failure in the body."""
+    failed = (
+        f"<DeleteResult><Error><Key>run/a</Key><Code>{code}</Code><Message>PLANTED</Message></Error></DeleteResult>"
+    )
+    with (
+        serving(body(len(failed), [failed.encode()])) as store,
+        pytest.raises(kind, match=rf"^delete a: .*{code}") as raised,
+    ):
+        store.delete("a")
+    assert type(raised.value) is kind
+    assert "PLANTED" not in str(raised.value)
+
+
+SAID = [
+    (
+        "Unable to open file /run/a: x (os error 13) kind: PermissionDenied",
+        Denied,
+        "put a: the store refused it (OSError)",
+    ),
+    (
+        "Unable to copy data to file: x (os error 28)",
+        StoreError,
+        "put a: the store failed (No space left on device); mend that and try again",
+    ),
+    (
+        "PUT http://169.254.169.254/latest/api/token - HttpError {",
+        Denied,
+        "put a: no credentials were found; set those",
+    ),
+    (
+        "GET http://169.254.169.254/computeMetadata/v1 - HttpError {",
+        Denied,
+        "put a: no credentials were found; set those",
+    ),
+    (
+        "GET http://169.254.169.254/metadata/identity - HttpError {",
+        Denied,
+        "put a: no credentials were found; set those",
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "kind", "text"), SAID)
+def test_what_obstore_says_of_this_machine(said: str, kind: type[StoreError], text: str) -> None:
+    """Texts of obstore 0.12 for what a test cannot bring about: a full disk, another user's file, no credentials."""
+
+    class Refusing:
+        def __getattr__(self, name: str) -> Any:
+            def refuse(*args: object, **options: object) -> None:
+                raise OSError(said)
+
+            return refuse
+
+    store = bucket.Bucket(None)
+    store._obstore = Refusing()
+    with pytest.raises(kind) as raised:
+        store.put("a", b"1")
+    assert type(raised.value) is kind
+    assert str(raised.value).startswith(text)
+    assert "169" not in str(raised.value)
+
+
 def test_without_tls_the_endpoint_must_be_allowed(monkeypatch: pytest.MonkeyPatch, moto_url: str) -> None:
     """Settings come from the environment, as other tools of S3 read it."""
     environment = {"ENDPOINT_URL": moto_url, "REGION": "us-east-1", "ACCESS_KEY_ID": "AKIDPLANTED"}
@@ -107,6 +173,36 @@ def test_a_body_of_another_length_than_announced_is_refused() -> None:
         bucket._read(iter([b"123", b"45"]), 4, "a")
     with pytest.raises(Unavailable, match="get a: 3 of 4 bytes arrived; try again"):
         bucket._read(iter([b"123"]), 4, "a")
+
+
+@pytest.mark.parametrize(("bad_moments", "passes"), [(1, True), (bucket.UPLOAD_RETRIES + 1, False)])
+def test_a_part_that_fails_is_sent_again_alone(bad_moments: int, passes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C-34: a bad moment costs one part of an upload, not the whole; a bad day ends it."""
+    monkeypatch.setattr(bucket, "UPLOAD_BACKOFF_S", 0.001)
+    sent: Counter[str] = Counter()
+
+    def answer(handler: Any) -> None:
+        asked = dict(parse_qsl(urlsplit(handler.path).query, keep_blank_values=True))
+        part = asked.get("partNumber", "")
+        sent[part] += 1
+        if part == "2" and sent[part] <= bad_moments:
+            status(503)(handler)
+        elif "uploads" in asked or not part:
+            said = b"<R><UploadId>1</UploadId><ETag>e</ETag></R>"
+            body(len(said), [said])(handler)
+        else:
+            handler.rfile.read(int(handler.headers["Content-Length"]))
+            body(0, [])(handler)
+
+    with serving(answer) as store:
+        long = bytes(2 * bucket.UPLOAD_PART_BYTES + 1)
+        if passes:
+            store.put("a", long)
+            assert [sent[part] for part in "123"] == [1, 2, 1]
+        else:
+            with pytest.raises(Unavailable, match="put a: the store answered 503 Odd; try again"):
+                store.put("a", long)
+            assert sent["2"] == bucket.UPLOAD_RETRIES + 1
 
 
 def test_an_announced_10_gb_is_refused_before_its_bytes() -> None:

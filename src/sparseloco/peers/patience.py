@@ -103,10 +103,13 @@ class _Progress:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since = clock()
-        self.lost = False
+        self.cause: BaseException | None = None
 
     def mark(self) -> None:
         self._since = self._clock()
+
+    def lose(self, cause: BaseException) -> None:
+        self.cause = self.cause or cause
 
     def idle_s(self) -> float:
         return self._clock() - self._since
@@ -239,24 +242,25 @@ class Patient:
             length = min(step, size - start)
             try:
                 return self._try("get_range", path, lambda: self._part(path, start, length), progress=progress)
-            except BaseException:
-                progress.lost = True
+            except BaseException as error:
+                progress.lose(error)
                 raise
 
         starts = range(0, size, step)
-        failed: BaseException | None = None
         with ThreadPoolExecutor(min(self.patience.threads, len(starts))) as pool:
             parts = pool.map(fetch, starts)
             try:
                 return b"".join(parts)
             except BaseException as error:  # noqa: BLE001  # raised again below
-                failed = error
+                progress.lose(error)
         # Frames hold the parts that came, and an error holds frames: whoever keeps the error must not keep the parts.
         del parts
+        cause, progress.cause = progress.cause, None
+        assert cause is not None
         try:
-            raise failed.with_traceback(None)
+            raise cause.with_traceback(None)
         finally:
-            del failed
+            del cause
 
     def _part(self, path: str, start: int, length: int) -> bytes:
         data = self.store.get_range(path, start, length)
@@ -276,14 +280,14 @@ class Patient:
                 result = request()
             except StoreError as error:
                 self.meter.count(verb, failed=True)
-                if not isinstance(error, Unavailable) or progress.lost:
+                if not isinstance(error, Unavailable) or progress.cause:
                     raise
                 reason = str(error)
             else:
                 self.meter.count(verb, sent=sent, received=len(result) if isinstance(result, bytes) else 0)
                 progress.mark()
                 return result
-            self._wait(f"{verb} {path}", tries, progress, reason)
+            self._wait(f"{verb} {path}".rstrip(), tries, progress, reason)
 
     def _wait(self, request: str, tries: int, progress: _Progress, reason: str) -> None:
         """Sleep before the next try.

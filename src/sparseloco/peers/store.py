@@ -129,13 +129,13 @@ def open_store(url: str, *, stall_s: float = 120.0, options: Mapping[str, str] |
     it is not there), and ``memory://`` (a new, empty one). Credentials, endpoint and region come from the environment,
     as other tools of that store read it: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AWS_REGION`` and so on.
     Requests are signed unless ``AWS_SKIP_SIGNATURE`` or the option ``skip_signature`` says otherwise; an endpoint
-    without TLS needs ``AWS_ALLOW_HTTP=true``. Nothing is tried twice here: see
+    without TLS needs ``AWS_ALLOW_HTTP=true``. Nothing but a part of a long upload is tried twice here: see
     :class:`~sparseloco.peers.patience.Patient`.
 
     Args:
         url: Where the run is. It holds no key, no password and no signature.
         stall_s: Seconds without one byte received after which a request has failed. It is not a limit on the whole
-            transfer. One part of an upload, 5 MiB, has to be sent in this time.
+            transfer. Of an upload, two parts of 5 MiB have to be sent in this time, or the whole of a `create`.
         options: Settings that go before the environment, by the names of obstore, for example ``endpoint``, ``region``,
             ``virtual_hosted_style_request``, ``access_key_id``, ``secret_access_key``, ``allow_http``.
 

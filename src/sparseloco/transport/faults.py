@@ -259,7 +259,7 @@ class FaultyStore:
         if fault is not None and fault.kind == "stale":
             old = [entries for place, entries in kept if place <= number - fault.amount]
             return [entry for entry in (old[-1] if old else []) if entry.path > after]
-        found = self._stage.run(number, fault, f"list {prefix}", lambda: self.store.list(prefix))
+        found = self._stage.run(number, fault, f"list {prefix}".rstrip(), lambda: self.store.list(prefix))
         kept.append((number, found))
         return [entry for entry in found if entry.path > after]
 
