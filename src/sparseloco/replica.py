@@ -59,7 +59,6 @@ class Replica:
         step: Inner steps made so far; equal at all peers.
         weight: Integer weight of the next messages, for example tokens per round.
         optimizer: The inner optimizer, if the algorithm names one.
-        lanes: One per fragment, synced buffers last; for what is done to one fragment at a time.
         absent: Peers that contributed nothing to the rounds applied since the last step, with their rounds.
     """
 
@@ -92,7 +91,7 @@ class Replica:
         self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
         check_shards(algorithm, {name: views[name].place for name in self.params})
         self.optimizer = algorithm.local.build(self.params)
-        self.lanes = [
+        self.lanes = [  # one per fragment, synced buffers last
             parameter_lane(algorithm, [self.specs[i] for i in rows], [views[self.specs[i].name] for i in rows])
             for rows in algorithm.fragments.assign(self.specs)
         ]
@@ -385,8 +384,8 @@ class Replica:
         return f"parameters were reset to the anchor and {fate}"
 
     def _posting(self) -> list[tuple[int, Lane]]:
-        num_posted = partial(self.algorithm.schedule.num_posted, self.step)
-        return [(f, lane) for f, lane in enumerate(self.lanes) if lane.round < num_posted(f)]
+        count = self.algorithm.schedule.num_posted
+        return [(f, lane) for f, lane in enumerate(self.lanes) if lane.round < count(self.step, f)]
 
     def _post(self, fragment: int, lane: Lane) -> Envelope:
         key = Key(lane.round, fragment)
