@@ -24,9 +24,9 @@ LAYERS = {
     "L2": {
         "schedule", "local", "muon_adamw", "outer", "update", "merge", "fragments", "algorithm", "presets", "lane",
         "inbox", "saved", "replica", "citations", "generators", "support", "optimizer_state", "reshard_state",
-        "staging",
+        "staging", "rejoin",
     },
-    "L3": {"wire", "transport", "session", "checkpoint", "part_file", "background", "dcp"},
+    "L3": {"wire", "transport", "session", "checkpoint", "part_file", "background", "dcp", "peers"},
     "L4": {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
         "writers", "absences", "inner_step", "solo", "whole", "books", "identity", "meter",
@@ -61,7 +61,7 @@ HIDDEN_RANDOMNESS = {"random", "secrets", "uuid"}
 LAZY = {
     "transformers", "tokenizers", "msgspec", "tomli_w", "rich", "typer", "click", "matplotlib", "obstore",
     "safetensors", "datasets", "pyarrow", "sentencepiece", "huggingface_hub", "pydantic", "boto3", "wandb",
-    "tensorboard", "trackio", "lm_eval", "triton", "torchft",
+    "tensorboard", "trackio", "lm_eval", "triton", "torchft", "nacl",
 }  # fmt: skip
 
 MAX_LINES = 400

@@ -55,6 +55,30 @@ class CheckpointError(SparseLocoError, RuntimeError):
     """Saved state is unreadable, incomplete or belongs to something else."""
 
 
+class StoreError(SparseLocoError, RuntimeError):
+    """A store of objects did not do what it was asked to. The text names verb and path, never a credential."""
+
+
+class AlreadyExists(StoreError):
+    """An object that was to be created is there; what it holds may be anyone's."""
+
+
+class NotFound(StoreError):
+    """There is no such object, or no such bucket."""
+
+
+class Denied(StoreError):
+    """The store refused the request: credentials or permissions."""
+
+
+class TooLarge(StoreError):
+    """An object, or a listing, is larger than the caller accepts."""
+
+
+class Unavailable(StoreError):
+    """The store did not answer, answered in part, or asked to be tried again; the request may have been done."""
+
+
 class Interrupted(SparseLocoError, RuntimeError):
     """A run was asked to stop and has stopped, as far as possible after saving."""
 

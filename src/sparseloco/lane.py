@@ -211,6 +211,10 @@ class Lane:
         rounds = sorted({int(path.partition("/")[0]) for path in messages})
         self.in_flight = {round_: self._message(_subtree(messages, f"{round_}/")) for round_ in rounds}
 
+    def awaited(self, payload: Payload | None) -> InFlight:
+        """A message that was posted before the present state was loaded; None: only the others posted."""
+        return InFlight(payload, hex_digest(*self.digest_lanes()), self._snapshot())
+
     def _message(self, state: StateDict) -> InFlight:
         payload = _subtree(state, "payload/")
         snapshot = None

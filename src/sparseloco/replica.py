@@ -97,12 +97,12 @@ class Replica:
         self.specs = tuple(TensorSpec(name, tuple(p.shape), p.dtype) for name, p in self.params.items())
         check_shards(algorithm, {name: views[name].place for name in self.params})
         self.optimizer = algorithm.local.build(self.params)
-        self._lanes = [
+        self.lanes = [  # one per fragment, synced buffers last
             parameter_lane(algorithm, specs, [views[spec.name] for spec in specs], self._staging)
             for specs in ([self.specs[i] for i in rows] for rows in algorithm.fragments.assign(self.specs))
         ]
         self._add_buffers(model)
-        self.table = tuple(spec for lane in self._lanes for spec in lane.state.specs)
+        self.table = tuple(spec for lane in self.lanes for spec in lane.state.specs)
         self.fingerprint = algorithm.fingerprint(self.table)
 
     # -- advancing -------------------------------------------------------------------------------------------
@@ -158,25 +158,25 @@ class Replica:
         Live parameters return to the anchor, and the inner optimizer starts anew; the residual stays. Call it between
         steps and go on counting them with :meth:`stepped`; on a sharded replica call it at all shards.
         """
-        self._abstain(self._lanes, cause)
+        self._abstain(self.lanes, cause)
 
     @property
     def is_abstaining(self) -> bool:
         """Whether a message without a contribution is still to be posted, so that steps until then are in vain."""
-        return any(lane.abstains for lane in self._lanes)
+        return any(lane.abstains for lane in self.lanes)
 
     def due(self) -> list[Key]:
         """Keys whose messages must be collected and applied now, in order."""
         schedule = self.algorithm.schedule
         return [
             Key(min(lane.in_flight), fragment)
-            for fragment, lane in enumerate(self._lanes)
+            for fragment, lane in enumerate(self.lanes)
             if lane.in_flight and schedule.collects(self.step, fragment)
         ]
 
     def in_flight(self) -> list[Key]:
         """Keys of all messages that were posted and not settled, oldest first; draining applies them early."""
-        return sorted(Key(round_, f) for f, lane in enumerate(self._lanes) for round_ in lane.in_flight)
+        return sorted(Key(round_, f) for f, lane in enumerate(self.lanes) for round_ in lane.in_flight)
 
     def apply(self, key: Key, inbox: Sequence[Envelope]) -> float:
         """Settle one round of one fragment with the payloads that count, the same list at every peer.
@@ -192,7 +192,7 @@ class Replica:
             DivergenceError: if a payload is not finite, or a peer's shared state or algorithm differs; nothing has
                 changed then.
         """
-        lane = self._lanes[key.fragment]
+        lane = self.lanes[key.fragment]
         self._reshard()
         sent = lane.in_flight[key.round]
         check_same(inbox, self.fingerprint, sent.digest)
@@ -200,7 +200,8 @@ class Replica:
         lane.channel.check_finite(inbox, lane.state)
         if sent.payload is not None and not any(self.peer in envelope.peers for envelope in inbox):
             lane.channel.credit_(sent.payload, lane.state)
-        norm = lane.settle(inbox, sent, self.step)
+        # The step of the schedule, also where a round is applied early, or late.
+        norm = lane.settle(inbox, sent, self.algorithm.schedule.collect_step(*key))
         del lane.in_flight[key.round]
         self.absent += [a._replace(cause=sent.abstained) if a.peer == self.peer else a for a in absent]
         return norm
@@ -215,7 +216,7 @@ class Replica:
         """The agreed parameters (and synced buffers) by name, in their own shapes."""
         return {
             spec.name: tensor
-            for lane in self._lanes
+            for lane in self.lanes
             for spec, tensor in zip(lane.state.specs, lane.anchors(), strict=True)
         }
 
@@ -224,12 +225,12 @@ class Replica:
 
         On a shard over what it holds; :func:`sparseloco.bits.add_digests` makes the whole replica's of all of them.
         """
-        return hex_digest(*map(sum, zip(*(lane.digest_lanes() for lane in self._lanes), strict=True)))
+        return hex_digest(*map(sum, zip(*(lane.digest_lanes() for lane in self.lanes), strict=True)))
 
     def tensor_digests(self) -> dict[str, str]:
         """A digest per tensor that peers must start with alike, frozen ones included, to name which one differs."""
         frozen = {name: digest_of_any(plain(p)) for name, p in self._frozen.items()}
-        return frozen | {name: digest for lane in self._lanes for name, digest in lane.tensor_digests().items()}
+        return frozen | {name: digest for lane in self.lanes for name, digest in lane.tensor_digests().items()}
 
     def fixed_digests(self) -> dict[str, str]:
         """Type, shape and digest of all that training does not change and no state holds, by name.
@@ -245,19 +246,19 @@ class Replica:
     @property
     def rounds(self) -> int:
         """Rounds that the first fragment has posted."""
-        return self._lanes[0].round
+        return self.lanes[0].round
 
     def dense_bytes(self) -> int:
         """Float32 bytes of everything posted so far, had it been sent dense."""
-        return sum(4 * lane.round * lane.numel() for lane in self._lanes)
+        return sum(4 * lane.round * lane.numel() for lane in self.lanes)
 
     def residual_norm(self) -> float:
         """2-norm of everything that was not sent yet."""
-        return math.sqrt(sum(float(r.double().square().sum()) for lane in self._lanes for r in lane.state.residual))
+        return math.sqrt(sum(float(r.double().square().sum()) for lane in self.lanes for r in lane.state.residual))
 
     def delta_norm(self) -> float:
         """2-norm of the way from the anchor to the live parameters."""
-        pairs = (pair for lane in self._lanes for pair in zip(lane.live(), lane.anchors(), strict=True))
+        pairs = (pair for lane in self.lanes for pair in zip(lane.live(), lane.anchors(), strict=True))
         deltas = (anchor.double() - live.to(anchor.device).double() for live, anchor in pairs)
         return math.sqrt(sum(float(delta.square().sum()) for delta in deltas))
 
@@ -271,7 +272,7 @@ class Replica:
         state: StateDict = {"fingerprint": self.fingerprint, "step": self.step}
         if self.shards.count > 1:
             state["shard"] = str(self.shards)
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             state |= lane.shared_state(fragment)
         return state | {"blocks": count_blocks(state)}
 
@@ -287,11 +288,11 @@ class Replica:
         expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
         expect("shard", state.get("shard", "shard 0 of 1"), str(self.shards), "load what the same shard saved")
         expect_all_blocks(state)
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.check_shared_state(state)
         self._reshard()
         self.step = state["step"]
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             lane.load_shared_state(fragment, state)
         self.optimizer = self.algorithm.local.build(self.params)
 
@@ -311,7 +312,7 @@ class Replica:
             "optimizer": optimizer_state(self.optimizer) if self.optimizer else None,
         }
         state |= {f"buffer/{name}": buffer.data.clone() for name, buffer in self._private_buffers.items()}
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             state |= lane.private_state(fragment)
         return state
 
@@ -327,7 +328,7 @@ class Replica:
         expect("fingerprint", state.get("fingerprint"), self.fingerprint, remedy)
         expect("step", state.get("step"), self.step, "load private and shared state of the same moment")
         self._reshard()
-        for fragment, lane in enumerate(self._lanes):
+        for fragment, lane in enumerate(self.lanes):
             lane.load_private_state(fragment, state)
         for name, buffer in self._private_buffers.items():
             buffer.data.copy_(fitting(f"buffer/{name}", state, buffer))
@@ -339,7 +340,7 @@ class Replica:
 
     def payload_of(self, key: Key, tensors: dict[str, Tensor]) -> Payload:
         """A payload of that fragment from its parts, for messages that were kept on a disk."""
-        return self._lanes[key.fragment].payload_of(tensors)
+        return self.lanes[key.fragment].payload_of(tensors)
 
     def part_specs(self, key: Key) -> tuple[PartSpec, ...]:
         """Table of that fragment's next message, for a peer that has none of its own."""
@@ -356,7 +357,7 @@ class Replica:
         synced = floats if self.algorithm.sync_buffers else {}
         self._private_buffers = {name: buffer for name, buffer in buffers.items() if name not in synced}
         if synced:
-            self._lanes.append(buffer_lane(synced, self._staging))
+            self.lanes.append(buffer_lane(synced, self._staging))
         elif floats:
             told = f"buffers={sorted(floats)}: stay private to each replica; set sync_buffers=True to average them"
             warnings.warn(told, stacklevel=3)
@@ -371,7 +372,7 @@ class Replica:
     def _restart(self) -> str:
         """Live parameters and inner optimizer as at the start of a round; what was done, in words."""
         self._reshard()
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.restart()
         for param in self.params.values():
             param.grad = None
@@ -382,7 +383,8 @@ class Replica:
         return f"parameters were reset to the anchor and {fate}"
 
     def _posting(self) -> list[tuple[int, Lane]]:
-        return [(f, lane) for f, lane in enumerate(self._lanes) if self.algorithm.schedule.posts(self.step, f)]
+        count = self.algorithm.schedule.num_posted
+        return [(f, lane) for f, lane in enumerate(self.lanes) if lane.round < count(self.step, f)]
 
     def _post(self, fragment: int, lane: Lane) -> Envelope:
         key = Key(lane.round, fragment)

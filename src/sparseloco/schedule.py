@@ -54,6 +54,22 @@ class SyncSchedule:
         """Whether the message that ``fragment`` posted ``delay`` steps ago is collected after step ``step``."""
         return self.posts(step - self.delay, fragment)
 
+    def post_step(self, round_: int, fragment: int) -> int:
+        """Inner step after which ``fragment`` posts its message number ``round_``, counted from 0."""
+        return (fragment * self.stagger - 1) % self.every + 1 + round_ * self.every
+
+    def collect_step(self, round_: int, fragment: int) -> int:
+        """Inner step after which message number ``round_`` of ``fragment`` is collected and applied."""
+        return self.post_step(round_, fragment) + self.delay
+
+    def num_posted(self, step: int, fragment: int) -> int:
+        """Messages that ``fragment`` has posted when ``step`` inner steps are made."""
+        return max(0, (step - self.post_step(0, fragment)) // self.every + 1)
+
+    def num_collected(self, step: int, fragment: int) -> int:
+        """Messages of ``fragment`` that have been collected when ``step`` inner steps are made."""
+        return self.num_posted(step - self.delay, fragment)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine:

@@ -272,7 +272,7 @@ def test_a_replica_that_sits_out_can_be_saved(step: int) -> None:
     assert len({peer.replica.digest() for peer in [*peers, *again]}) == 1
     mine, theirs = private(peers[1]), private(again[1])
     assert [path for path in mine if not torch.equal(mine[path], theirs[path])] == []
-    awaited = [sent.abstained for lane in again[1].replica._lanes for sent in lane.in_flight.values()]
+    awaited = [sent.abstained for lane in again[1].replica.lanes for sent in lane.in_flight.values()]
     assert awaited == [""], "that of step 8, a good one"
 
 

@@ -182,7 +182,7 @@ def _step(peer: Peer, moved: Ledger) -> list[Envelope]:
 
 def _decode(replica: Replica, envelope: Envelope) -> dict[str, Tensor]:
     """What a payload adds to a mean, tensor by tensor, at the shared state of this moment."""
-    lane = replica._lanes[0]
+    lane = replica.lanes[0]
     channel, state = lane.channel, lane.state
     blocks = [torch.zeros_like(block) for block in state.anchor]
     for j, block in enumerate(blocks):
@@ -194,7 +194,7 @@ def _decode(replica: Replica, envelope: Envelope) -> dict[str, Tensor]:
 
 
 def _residual_tensors(replica: Replica) -> dict[str, Tensor]:
-    lane = replica._lanes[0]
+    lane = replica.lanes[0]
     state = lane.state
     blocks = state.residual or [torch.zeros_like(block) for block in state.anchor]
     return {

@@ -113,7 +113,7 @@ def forbidden(*_: object, **__: object) -> Any:
 def test_the_check_of_an_inbox_unpacks_nothing(compressor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """C-06 again: frames were checked when they came; what was never a frame is looked at."""
     cohort = Cohort(toy.net(), presets.sparseloco(inner_steps=1, k=5, tile=8, inner=sgd(0.1)), 2)
-    channel, state = cohort.replicas[0]._lanes[0].channel, cohort.replicas[0]._lanes[0].state
+    channel, state = cohort.replicas[0].lanes[0].channel, cohort.replicas[0].lanes[0].state
     packed = received(payload_of(compressor, SHAPES), Coding.COMPACT)
     broken: dict[int, Any] = dict(packed.sections)
     scale = next(name for name, part in packed.blocks[1].items() if part.is_floating_point())
@@ -138,7 +138,7 @@ def test_replicas_hold_what_arrives_as_bytes(row: str) -> None:
             break
         cohort.settle()
     key = cohort.replicas[0].in_flight()[0]
-    lane = cohort.replicas[0]._lanes[key.fragment]
+    lane = cohort.replicas[0].lanes[key.fragment]
     inbox = cohort.transport.collect(key)
     assert all(isinstance(s, PackedSection) for envelope in inbox for s in envelope.payload.sections.values())
     sent = lane.in_flight[key.round]

@@ -93,5 +93,6 @@ def _facing(block: Tensor, shared: Parts) -> Tensor:
 def _orthonormal(matrix: Tensor) -> Tensor:
     """Orthonormal columns that span those of ``matrix``; a rank-deficient one is completed arbitrarily."""
     q, r = torch.linalg.qr(matrix)
-    # Fix the sign of each column, which QR leaves open.
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)
+    # Fix the sign of each column, which QR leaves open. QR gives columns, and products with them have other bits than
+    # with rows, which is what comes back from a file.
+    return (q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)).contiguous()

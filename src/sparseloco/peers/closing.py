@@ -1,0 +1,192 @@
+"""One round of one fragment from the own frame to the checked frames of all, for a peer with a real store.
+
+Everything that a peer uses in every round is in :class:`Desk`; what belongs to one round in :class:`Order`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
+
+from sparseloco.errors import WireError
+from sparseloco.peers import paths
+from sparseloco.peers.deadline import Arrivals
+from sparseloco.peers.driver import Driver, Teller
+from sparseloco.peers.frames import Expected, Frames
+from sparseloco.peers.identity import Identity
+from sparseloco.peers.manifest import History, Manifest
+from sparseloco.peers.operations import Object, Tell
+from sparseloco.peers.relays import Fetching
+from sparseloco.peers.rounds import Fate, Round, own_fate
+from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.store import Store
+from sparseloco.types import Envelope, Key
+
+FOREIGN = 2**32
+"""Numbers of other peers' envelopes start here, above all numbers that a frame can hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be closed.
+
+    Attributes:
+        history: What verdicts depend on.
+        expected: What frames must be like.
+        own: Hash and size of the own frame, which is held; None if there is none.
+        number: Own number, for the own envelope.
+    """
+
+    history: History
+    expected: Expected
+    own: tuple[str, int] | None
+    number: int
+
+    @property
+    def key(self) -> Key:
+        """Round and fragment."""
+        return self.expected.key
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A round that has its manifest.
+
+    Attributes:
+        manifest: The accepted one.
+        inbox: What to apply, in the order of the manifest.
+        fate: What became of the own payload.
+    """
+
+    manifest: Manifest
+    inbox: list[Envelope]
+    fate: Fate
+
+
+@dataclass(kw_only=True)
+class Desk:
+    """What a peer needs to close rounds.
+
+    Attributes:
+        store: With patience around it.
+        me: The own key.
+        pool: For requests.
+        tell: Is given what is to be logged.
+        live: Peers whose lease holds.
+        last_seen: Seconds since each peer's lease changed.
+        clock: Monotonic seconds.
+        poll_s: Seconds between two looks at a round.
+        give_up_s: Seconds after which an open round is an error; None waits on.
+        amendments: All that are known, by number.
+        frames: What is held.
+        fetching: The last rounds, for serving others.
+    """
+
+    store: Store
+    me: Identity
+    pool: Executor
+    tell: Teller
+    live: Callable[[], Collection[str]]
+    last_seen: Callable[[], Mapping[str, float]]
+    clock: Callable[[], float]
+    poll_s: float
+    give_up_s: float | None = None
+    amendments: list[Amendment] = field(default_factory=list)
+    frames: Frames = field(default_factory=Frames)
+    stop: threading.Event = field(default_factory=threading.Event)
+    _served: dict[int, list[Fetching]] = field(default_factory=dict)
+    _arrivals: dict[int, Arrivals] = field(default_factory=dict)
+
+    def close(self, order: Order) -> Closed:
+        """Post, wait, close or follow, and fetch; returns with all that is to be applied.
+
+        Raises:
+            DriftError: if the manifest contradicts the own shared state.
+            QuorumError: after ``give_up_s``.
+            Interrupted: if the peer leaves.
+        """
+        driver = self.driver(order.key, order.expected)
+        arrivals = self._arrivals.setdefault(order.key.fragment, Arrivals())
+        steps = Round(
+            history=order.history,
+            me=self.me,
+            own=order.own,
+            live=self.live,
+            now=self.clock,
+            last_seen=self.last_seen,
+            amendments=self.amendments,
+            arrivals=arrivals.known(),
+            poll_s=self.poll_s,
+            give_up_s=self.give_up_s,
+        )
+        manifest = driver.run(steps.run())
+        missing = len(set(steps.awaited()) - set(steps.seen.frames))
+        arrivals.record(steps.seen.late_s, missing, order.history.policy.deadline_s)
+        return self.finish(order, manifest)
+
+    def finish(self, order: Order, manifest: Manifest) -> Closed:
+        """Fetch what an accepted manifest lists."""
+        driver = self.driver(order.key, order.expected)
+        fetching = Fetching(manifest=manifest, me=self.me.peer_id, held=self.frames.hashes(), poll_s=self.poll_s)
+        driver.run(fetching.run())
+        self._serve_later(fetching)
+        fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None)
+        return Closed(manifest, self._open(order, manifest, fate), fate)
+
+    def follow(self, order: Order) -> Manifest | None:
+        """The manifest of a round that is closed already; None if it is open.
+
+        Raises:
+            DriftError: if the manifest contradicts the own shared state.
+        """
+        steps = Round(history=order.history, me=self.me, own=None, live=self.live, now=self.clock)
+        return self.driver(order.key, None).run(steps.follow())
+
+    def prefetch(self, manifest: Manifest) -> list[Future[object]]:
+        """Start to fetch what a manifest lists; what cannot be had is left for later."""
+        key = Key(manifest.round, manifest.fragment)
+        driver = self.driver(key, None)
+        objects = [
+            Object(str(paths.Frame(*key, entry.peer, entry.part, entry.hash)), entry.size, entry.hash)
+            for entry in manifest.entries
+        ]
+        return [self.pool.submit(driver.fetch, one) for one in objects if self.frames.get(one.hash) is None]
+
+    def serve(self) -> None:
+        """Put frames of the last rounds again for peers that cannot fetch them."""
+        for fragment, served in list(self._served.items()):
+            for fetching in list(served):
+                self.driver(Key(fetching.manifest.round, fragment), None).run(fetching.serve())
+
+    def driver(self, key: Key, expected: Expected | None) -> Driver:
+        """The world as a round of one fragment sees it."""
+        return Driver(self.store, self.frames, self.pool, key, expected, self.tell, self.stop)
+
+    def _serve_later(self, fetching: Fetching) -> None:
+        """Keep the frames of this round and the one before, and forget older ones."""
+        manifest = fetching.manifest
+        served = self._served.setdefault(manifest.fragment, [])
+        served.append(fetching)
+        del served[:-2]
+        self.frames.forget_before(Key(served[0].manifest.round, manifest.fragment))
+
+    def _open(self, order: Order, manifest: Manifest, fate: Fate) -> list[Envelope]:
+        """Envelopes of all listed frames that pass every check; who fails one weighs nothing for anybody (rule 3)."""
+        inbox: list[Envelope] = []
+        for number, entry in enumerate(manifest.entries):
+            data = self.frames.get(entry.hash)
+            assert data is not None
+            mine = entry.peer == self.me.peer_id and fate == Fate.ACCEPTED
+            try:
+                envelope = order.expected.open(data, entry.peer)
+                if envelope.weight != entry.weight:
+                    raise WireError(f"weight={envelope.weight}: must be the {entry.weight} that the manifest lists")
+            except WireError as error:
+                key = order.key
+                text = f"round {key.round}, fragment {key.fragment}: frame of {entry.peer[:8]} weighs nothing: {error}"
+                self.tell(Tell("bad-frame", key.round, key.fragment, text))
+                continue
+            inbox.append(replace(envelope, peer=order.number if mine else FOREIGN + number))
+        return inbox

@@ -1,0 +1,178 @@
+"""Signs of life in the store: one's own lease, put again and again, and those of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from sparseloco.errors import StoreError, WireError
+from sparseloco.peers import canonical, paths
+from sparseloco.peers.canonical import Hex16, Hex32, Hex64, Hex128
+from sparseloco.peers.identity import Domain, Identity, peer_id_of, verify
+from sparseloco.peers.membership import Leases, Sighting
+from sparseloco.peers.store import Store
+
+LEASE_LIMIT = 1024
+_NO_SIGNATURE = "0" * 128
+_BEATS_PER_LEASE = 4
+_FOLDER = "peers"
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What lies at ``peers/<peer>/lease.json``.
+
+    Attributes:
+        format: Of this object.
+        run: The run.
+        peer: Whose it is.
+        counter: Grows with every lease of one process.
+        session: Random, so that a process that starts again does not repeat a lease.
+        round: Round that the peer is in, for people.
+        left: It leaves, and need not be waited for.
+        public: Its key.
+        signature: Over all of the above.
+    """
+
+    format: Literal[1] = 1
+    run: Hex16
+    peer: Hex32
+    counter: int
+    session: Hex16
+    round: int
+    left: bool = False
+    public: Hex64
+    signature: Hex128 = _NO_SIGNATURE
+
+    def signed(self, me: Identity) -> Lease:
+        """The same with the peer's signature."""
+        bare = msgspec.structs.replace(self, signature=_NO_SIGNATURE)
+        signature = me.sign(Domain.LEASE, self.run, self.peer, body=canonical.encode(bare))
+        return msgspec.structs.replace(bare, signature=signature.hex())
+
+
+def read_lease(data: bytes, run: str, peer: str) -> Lease:
+    """Check the bytes of a lease.
+
+    Raises:
+        WireError: if it is not that peer's, of this run.
+    """
+    lease = canonical.decode(data, Lease, what="lease", limit=LEASE_LIMIT)
+    bare = canonical.encode(msgspec.structs.replace(lease, signature=_NO_SIGNATURE))
+    signature = bytes.fromhex(lease.signature)
+    named = (lease.run, lease.peer, peer_id_of(lease.public)) == (run, peer, peer)
+    if not named or not verify(lease.public, signature, Domain.LEASE, run, peer, body=bare):
+        raise WireError(f"lease of peer {peer}: must be signed by it, for this run; ignore it")
+    return lease
+
+
+class Heart:
+    """Keeps the own lease fresh and watches those of the others, in a thread of its own.
+
+    Args:
+        store: Where leases are.
+        run: Run id, 16 hex digits.
+        me: This peer.
+        session: 16 hex digits that no earlier process of this peer used.
+        leases: Is told what is seen; guarded by this class.
+        beat: Called once a beat beside the lease, for what else has to be looked at now and then.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        me: Identity,
+        *,
+        session: str,
+        leases: Leases,
+        beat: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.round = 0
+        self._store, self._run, self._me, self._session = store, run, me, session
+        self._leases, self._beat, self._clock = leases, beat, clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._counter = 0
+        self._etags: dict[str, tuple[str, Sighting]] = {}
+        self._thread = threading.Thread(target=self._run_on, name="sparseloco-lease", daemon=True)
+
+    def start(self) -> None:
+        """Put the first lease and look once, then go on in the background.
+
+        Raises:
+            StoreError: if the store does not take it.
+        """
+        self.put()
+        self.look()
+        self._thread.start()
+
+    def live(self) -> frozenset[str]:
+        """Peers whose lease holds now."""
+        with self._lock:
+            return self._leases.live(self._clock())
+
+    def last_seen(self) -> dict[str, float]:
+        """Seconds since each peer's lease changed."""
+        with self._lock:
+            return self._leases.last_seen(self._clock())
+
+    def put(self, *, left: bool = False) -> None:
+        """Put the own lease anew.
+
+        Raises:
+            StoreError: if the store does not take it.
+        """
+        self._counter += 1
+        lease = Lease(
+            run=self._run,
+            peer=self._me.peer_id,
+            counter=self._counter,
+            session=self._session,
+            round=self.round,
+            left=left,
+            public=self._me.public,
+        )
+        self._store.put(str(paths.Lease(self._me.peer_id)), canonical.encode(lease.signed(self._me)))
+
+    def look(self) -> None:
+        """Read the leases that changed.
+
+        Raises:
+            StoreError: if the store cannot be listed.
+        """
+        seen: list[Sighting] = []
+        for entry in self._store.list(_FOLDER):
+            with contextlib.suppress(WireError, StoreError):
+                place = paths.parse(entry.path)
+                if isinstance(place, paths.Lease) and place.peer != self._me.peer_id:
+                    seen.append(self._sighting(place, entry.etag))
+        with self._lock:
+            self._leases.saw(seen, self._clock())
+
+    def stop(self) -> None:
+        """End the thread; the lease runs out, or is released by :meth:`put`."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _sighting(self, place: paths.Lease, etag: str) -> Sighting:
+        known = self._etags.get(place.peer)
+        if known is not None and etag and known[0] == etag:
+            return known[1]
+        lease = read_lease(self._store.get(str(place), limit=LEASE_LIMIT), self._run, place.peer)
+        sighting = Sighting(place.peer, f"{lease.session}{lease.counter}", lease.left)
+        self._etags[place.peer] = (etag, sighting)
+        return sighting
+
+    def _run_on(self) -> None:
+        while not self._stop.wait(self._leases.lease_s / _BEATS_PER_LEASE):
+            for duty in (self.put, self.look, self._beat):
+                with contextlib.suppress(StoreError):  # the next beat tries again; a lease is for that
+                    duty()

@@ -1,0 +1,279 @@
+"""``run.json`` and the owner's amendments: all that a stranger needs to take part, and nothing that can hurt one.
+
+Values are plain. What would make a reader run code, open one of its files or call an address is refused with the
+reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from sparseloco.errors import ConfigError, WireError
+from sparseloco.peers.canonical import Hex16, Hex32, Hex64, Hex128, Line, decode, encode, sha256
+from sparseloco.peers.identity import Domain, Identity, verify
+from sparseloco.peers.policy import Policy
+
+RUN_LIMIT = 2**20
+AMENDMENT_LIMIT = 2**14
+_NO_SIGNATURE = "0" * 128
+_SECTIONS = ("algorithm", "model", "data", "train")
+_RUNS_CODE = ("trust_remote_code", "auto_map", "custom_code", "code_revision")
+_LOCAL = re.compile(r"[/\\~]|[A-Za-z]:|.*(?:^|[/\\])\.\.(?:[/\\]|$)", re.S)
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://|\s*(?:file|data|javascript):", re.I)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_AMENDABLE = ("policy", "algorithm", "train")
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all peers of a run have in common.
+
+    Attributes:
+        format: Of this file.
+        run: 16 hex digits made of name, nonce and owner.
+        name: For people.
+        nonce: Random, so that two runs of one name differ.
+        owner: Public key of who may amend the run.
+        algorithm: ``preset`` and its settings.
+        model: Numbers, or ``shape``: what ``[model.shape]`` holds.
+        data: Recipe of the text: "stdlib", or datasets by their name on the hub.
+        train: Inner optimizer, batch, steps and the like.
+        tensors: SHA-256 of the tensor table.
+        fingerprint: Of algorithm and tensor table, as in every frame.
+        tokenizer: SHA-256 of ``tokenizer.json``.
+        policy: Who may take part, and when a round closes.
+        signature: Of the owner over all of the above.
+    """
+
+    format: Literal[1] = 1
+    run: Hex16
+    name: Line
+    nonce: Hex32
+    owner: Hex64
+    algorithm: dict[str, Any]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    train: dict[str, Any]
+    tensors: Hex64
+    fingerprint: Hex16
+    tokenizer: Hex64
+    policy: Policy
+    signature: Hex128 = _NO_SIGNATURE
+
+    def __post_init__(self) -> None:
+        for section in _SECTIONS:
+            _check_plain(section, getattr(self, section))
+        if not isinstance(self.algorithm.get("preset"), str):
+            raise ConfigError(f"algorithm.preset={self.algorithm.get('preset')!r}: must name a preset; add it")
+        _check_model(self.model)
+        _check_data(self.data)
+        if self.run != run_id(self.name, self.nonce, self.owner):
+            raise ConfigError(f"run={self.run!r}: must follow from name, nonce and owner; take run_id()")
+
+    def signed(self, owner: Identity) -> RunFile:
+        """The same with the owner's signature.
+
+        Raises:
+            ConfigError: if ``owner`` is not its owner.
+        """
+        if owner.public != self.owner:
+            raise ConfigError(f"owner={owner.peer_id}: must have the key that run.json names; load the owner's key")
+        bare = msgspec.structs.replace(self, signature=_NO_SIGNATURE)
+        return msgspec.structs.replace(bare, signature=owner.sign(Domain.RUN, self.run, body=encode(bare)).hex())
+
+
+class Amendment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change that holds from ``round`` on, or from the round after the first manifest that acknowledges it, if later.
+
+    Attributes:
+        format: Of this object.
+        run: Which run it is for.
+        n: Its number, from 0 on without gaps.
+        round: First round that it may hold in.
+        changes: New values by dotted name, for example ``policy.deadline_s`` or ``algorithm.outer_lr``; with a change
+            of ``algorithm`` also ``fingerprint``.
+        signature: Of the owner over all of the above.
+    """
+
+    format: Literal[1] = 1
+    run: Hex16
+    n: int
+    round: int
+    changes: dict[str, Any]
+    signature: Hex128 = _NO_SIGNATURE
+
+    def __post_init__(self) -> None:
+        for name in ("n", "round"):
+            if not 0 <= getattr(self, name) < 10**8:
+                raise ConfigError(f"amendment.{name}={getattr(self, name)}: must be from 0 to 99999999; mend it")
+        _check_plain("changes", self.changes)
+        for name in self.changes:
+            section, _, key = name.partition(".")
+            if name != "fingerprint" and (section not in _AMENDABLE or not key or "." in key):
+                raise ConfigError(
+                    f"changes: {name!r} cannot be amended; name a key of {', '.join(_AMENDABLE)}, or start another run"
+                )
+        if any(name.startswith("algorithm.") for name in self.changes) and "fingerprint" not in self.changes:
+            raise ConfigError("changes: a change of the algorithm must bring its fingerprint; add fingerprint")
+
+    def signed(self, owner: Identity) -> Amendment:
+        """The same with the owner's signature."""
+        bare = msgspec.structs.replace(self, signature=_NO_SIGNATURE)
+        signature = owner.sign(Domain.AMENDMENT, self.run, self.n, body=encode(bare))
+        return msgspec.structs.replace(bare, signature=signature.hex())
+
+    def is_by(self, owner: str) -> bool:
+        """Whether the owner of that public key signed it."""
+        bare = encode(msgspec.structs.replace(self, signature=_NO_SIGNATURE))
+        return verify(owner, bytes.fromhex(self.signature), Domain.AMENDMENT, self.run, self.n, body=bare)
+
+
+def run_id(name: str, nonce: str, owner: str) -> str:
+    """The 16 hex digits that tell this run from all others."""
+    return sha256(b"sparseloco run id\0" + encode([name, nonce, owner]))[:16]
+
+
+def read_run(data: bytes, owner: str | None = None) -> RunFile:
+    """Check the bytes of a ``run.json``.
+
+    Args:
+        data: At most ``RUN_LIMIT`` bytes.
+        owner: Public key that the reader was told; None trusts the file's own word, which must be said aloud.
+
+    Raises:
+        WireError: with the reason.
+    """
+    run = decode(data, RunFile, what="run.json", limit=RUN_LIMIT)
+    if owner is not None and run.owner != owner:
+        raise WireError(f"run.json: owner={run.owner} is not --owner {owner[:80]!r}; ask for the right address or key")
+    bare = encode(msgspec.structs.replace(run, signature=_NO_SIGNATURE))
+    if not verify(run.owner, bytes.fromhex(run.signature), Domain.RUN, run.run, body=bare):
+        raise WireError("run.json: the signature is not its owner's; somebody changed the file, so do not join")
+    return run
+
+
+def read_amendment(data: bytes, run: RunFile, n: int) -> Amendment:
+    """Check the bytes of ``amend/<n>.json``.
+
+    Raises:
+        WireError: with the reason.
+    """
+    amendment = decode(data, Amendment, what=f"amendment {n}", limit=AMENDMENT_LIMIT)
+    if (amendment.run, amendment.n) != (run.run, n):
+        raise WireError(f"amendment {n}: says run {amendment.run} and number {amendment.n}; refuse it")
+    if not amendment.is_by(run.owner):
+        raise WireError(f"amendment {n}: the signature is not the owner's; refuse it")
+    return amendment
+
+
+def run_at(run: RunFile, acknowledged: Sequence[Amendment], round: int) -> RunFile:
+    """The run as it is in a round: a pure function of the file and of what the manifests before acknowledged.
+
+    Args:
+        run: The file.
+        acknowledged: Amendments named by the manifest of the round before, by number. Those that were acknowledged
+            later do not hold yet, so each holds from max(its round, the round after its first acknowledgement).
+        round: The round in question.
+
+    Returns:
+        The run with all changes that hold; a change that breaks a rule is left out, by everybody alike.
+    """
+    for amendment in acknowledged:
+        if amendment.round <= round:
+            try:
+                run = apply_amendment(run, amendment)
+            except ConfigError:
+                continue
+    return run
+
+
+def policy_at(run: RunFile, acknowledged: Sequence[Amendment], round: int) -> Policy:
+    """The policy in a round; see ``run_at``."""
+    return run_at(run, acknowledged, round).policy
+
+
+def apply_amendment(run: RunFile, amendment: Amendment) -> RunFile:
+    """The run with these changes.
+
+    Raises:
+        ConfigError: if a value breaks a rule or a key is unknown.
+    """
+    table = msgspec.to_builtins(run)
+    for name, value in amendment.changes.items():
+        section, _, key = name.partition(".")
+        if not key:
+            table[section] = value
+        elif section == "policy" and key not in Policy.__struct_fields__:
+            raise ConfigError(f"changes: unknown key {name!r}; see the policy in run.json")
+        else:
+            table[section] = {**table[section], key: value}
+    try:
+        return msgspec.convert(table, RunFile, strict=True)
+    except msgspec.ValidationError as error:
+        why = error.__cause__ if isinstance(error.__cause__, ConfigError) else f"{error}; mend the changes"
+        raise ConfigError(f"amendment {amendment.n}: {why}") from None
+
+
+def _check_plain(name: str, value: object) -> None:
+    """Refuse what is not a plain value, or what names code, a local path or an address."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_key(name, key)
+            _check_plain(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            _check_plain(f"{name}.{number}", inner)
+    elif isinstance(value, str):
+        _check_text(name, value)
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise ConfigError(f"{name}: must fit 64 bits; use a smaller number")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r}: must be finite; use a number")
+    elif value is not None and not isinstance(value, int | float):
+        raise ConfigError(f"{name}: must be a plain value, not a {type(value).__name__}; use numbers, texts and lists")
+
+
+def _check_key(name: str, key: object) -> None:
+    if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", key, re.ASCII):
+        raise ConfigError(f"{name}: the key {ascii(key)[:80]} must be a plain name; leave it out")
+    if key in _RUNS_CODE:
+        raise ConfigError(f"{name}.{key}: must not stand in a run, which makes no peer run code; leave it out")
+
+
+def _check_text(name: str, value: str) -> None:
+    shown = ascii(value[:80])
+    if len(value) > 1000 or not value.isprintable():
+        raise ConfigError(f"{name}={shown}: must be at most 1000 characters without control characters; shorten it")
+    if _URL.match(value):
+        raise ConfigError(f"{name}={shown}: must not be an address, since a run tells no peer whom to call; cut it")
+    if _LOCAL.match(value):
+        raise ConfigError(f"{name}={shown}: must not be a path on a peer's machine; put the content into the run")
+
+
+def _check_model(model: dict[str, Any]) -> None:
+    for key in ("config", "pretrained"):
+        if model.get(key):
+            raise ConfigError(
+                f"model.{key}={ascii(model[key])[:80]}: must not stand in a run, since it could be a peer's folder; "
+                "write the model as numbers or as [model.shape]"
+            )
+
+
+def _check_data(data: dict[str, Any]) -> None:
+    if data.get("tokenizer"):
+        raise ConfigError("data.tokenizer: must not stand in a run; the run's own tokenizer.json is the one")
+    sources = data.get("sources") or []
+    if not isinstance(sources, list | tuple) or not all(isinstance(source, dict) for source in sources):
+        raise ConfigError("data.sources: must be a list of tables; write one for each source")
+    for source in [data, *sources]:
+        path = source.get("path", "stdlib")
+        if path == "stdlib" or (source.get("format") == "hf" and isinstance(path, str) and _HUB_NAME.fullmatch(path)):
+            continue
+        raise ConfigError(
+            f"data.path={ascii(path)[:80]}: must be 'stdlib', or owner/name of a dataset on the hub with format='hf', "
+            "so that it names nothing on a peer's machine; publish the text"
+        )

@@ -1,0 +1,311 @@
+"""Peers that meet in a store of objects: no server of ours, no open port, and peers that come and go.
+
+What a round is made of is agreed on by signed manifests (docs/peers.md). Everything waits in threads: with a schedule
+that has a ``delay``, uploads, the closing of the round and downloads run beside the inner steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from sparseloco.errors import ConfigError, Interrupted, NotFound
+from sparseloco.peers import anchors, canonical, paths
+from sparseloco.peers.claims import amendment_of, reader_of
+from sparseloco.peers.closing import Closed, Desk, Order
+from sparseloco.peers.identity import Identity
+from sparseloco.peers.journal import Journal
+from sparseloco.peers.leases import Heart
+from sparseloco.peers.member import Member, check_run
+from sparseloco.peers.membership import Leases
+from sparseloco.peers.operations import DriftError, Tell
+from sparseloco.peers.patience import Meter, Patience, Patient
+from sparseloco.peers.replay import CatchUp, Progress
+from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run
+from sparseloco.peers.store import Store, open_store, probe
+from sparseloco.replica import Replica
+from sparseloco.transport.base import Traffic
+from sparseloco.types import Envelope, Key
+
+_LOG = logging.getLogger("sparseloco.peers")
+_QUIET = {"closed", "deadline"}
+_REQUESTS = 8
+_ERRANDS = 2
+
+
+def log_aloud(tell: Tell) -> None:
+    """Log what the protocol says: rounds that close as information, all else as a warning."""
+    _LOG.log(logging.INFO if tell.kind in _QUIET else logging.WARNING, "%s", tell.text)
+
+
+def log_progress(progress: Progress) -> None:
+    """Log how far a replay has come."""
+    left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
+    _LOG.info(
+        "replayed %d of %d rounds, %d bytes, %.0f bytes/s%s",
+        progress.rounds, progress.total, progress.received_bytes, progress.bytes_per_s, left,
+    )  # fmt: skip
+
+
+class ObjectStore:
+    """A transport over a store that all peers of a run can reach. It serves one replica.
+
+    ``connect`` joins the run: it takes over the newest anchor and replays the rounds since. A peer that is stopped,
+    with or without :meth:`leave`, goes on from there with the same ``folder``; nothing is applied or sent twice.
+
+    Args:
+        store: URL or directory of the run, or an opened store.
+        identity: Key of this peer. One process at a time may use it.
+        folder: A local directory of this peer, for what must survive a crash.
+        run: ``run.json``; None reads it from the store.
+        owner: Public key of the run's owner; None trusts the file's own word, which is logged.
+        patience: Tries and timeouts.
+        poll_s: Seconds between two looks at an open round.
+        give_up_s: Seconds after which a round that does not close is an error; None waits on.
+        tell: Is given what happens, for logs; None logs it.
+        progress: Is told how far catching up has come; None logs it.
+        clock: Seconds that never go back.
+
+    Raises:
+        ConfigError: if the store or the file cannot be used.
+        WireError: if ``run.json`` is not what its owner signed.
+        StoreError: if the store cannot be reached.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        identity: Identity,
+        folder: str | Path,
+        *,
+        run: RunFile | None = None,
+        owner: str | None = None,
+        patience: Patience | None = None,
+        poll_s: float = 1.0,
+        give_up_s: float | None = None,
+        tell: Callable[[Tell], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.meter = Meter()
+        opened = open_store(store) if isinstance(store, str) else store
+        self.store = Patient(opened, patience, meter=self.meter)
+        self.identity = identity
+        self.run = self._agreed_run(run, owner)
+        self._folder = Path(folder) / self.run.run / identity.peer_id
+        self._tell, self._progress = tell or log_aloud, progress or log_progress
+        self._clock = clock
+        self._requests = ThreadPoolExecutor(_REQUESTS, "sparseloco-request")
+        self._errands = ThreadPoolExecutor(_ERRANDS, "sparseloco-anchor")
+        self._closers: ThreadPoolExecutor | None = None
+        self._heart = Heart(
+            self.store,
+            self.run.run,
+            identity,
+            session=os.urandom(8).hex(),
+            leases=Leases(self.run.policy.lease_s),
+            beat=self._beat,
+            clock=clock,
+        )
+        self._desk = Desk(
+            store=self.store,
+            me=identity,
+            pool=self._requests,
+            tell=self._tell,
+            live=self._heart.live,
+            last_seen=self._heart.last_seen,
+            clock=clock,
+            poll_s=poll_s,
+            give_up_s=give_up_s,
+        )
+        self._member: Member | None = None
+        self._catch_up: CatchUp | None = None
+        self._open: dict[Key, tuple[Order, Future[Closed]]] = {}
+        self._early: dict[Key, list[Envelope]] = {}
+        self._may_lag = False
+        self._earlier = Traffic(0, 0)
+
+    @property
+    def rank(self) -> int | None:
+        """None: the caller numbers its replica; the number stays with this peer."""
+        return None
+
+    @property
+    def peer_id(self) -> str:
+        """Name of this peer in the store, 32 hex digits."""
+        return self.identity.peer_id
+
+    def connect(self, replica: Replica) -> None:
+        """Join with a replica, or look whether the others have gone on without it; returns when it is where they are.
+
+        Shared state becomes that of the run. Parameters, counters and messages in flight follow; the inner optimizer
+        stays as it is.
+
+        Raises:
+            ConfigError: if the replica is not of this run, or another one is connected.
+            DivergenceError: if no anchor leads to what the others have.
+            CheckpointError: if the store was set back, or the own folder is damaged.
+        """
+        if self._member is None:
+            self._join(replica)
+        elif self._member.replica is not replica:
+            raise ConfigError(
+                f"peer={replica.peer!r}: must be the replica that is connected; use one transport for each"
+            )
+        elif self._may_lag and not self._early:
+            self._may_lag = False
+            assert self._catch_up is not None
+            if self._catch_up.run():
+                self._resume()
+
+    def post(self, envelope: Envelope) -> None:
+        """Write the message down, then send it and close its round in the background."""
+        member = self._connected()
+        member.take_down(envelope)
+        self._close_later(envelope.key)
+
+    def collect(self, key: Key) -> list[Envelope]:
+        """Wait for the round's manifest and all its frames.
+
+        Returns:
+            Envelopes in the order of the manifest: the own one with the own number, others numbered from ``2**32``.
+
+        Raises:
+            DivergenceError: if the manifest contradicts the own shared state, and no replay explains it.
+            QuorumError: after ``give_up_s``.
+            Interrupted: if :meth:`leave` was called meanwhile.
+        """
+        if key in self._early:
+            return self._early.pop(key)
+        member = self._connected()
+        if key not in self._open:
+            self._close_later(key)
+        order, closing = self._open.pop(key)
+        try:
+            closed = closing.result()
+        except DriftError as error:
+            self._tell(Tell("drifted", key.round, key.fragment, str(error)))
+            assert self._catch_up is not None
+            self._catch_up.again(key)
+            order = member.order(key, replayed=True)
+            closed = self._desk.close(order)
+        member.accept(order, closed)
+        self._heart.round = key.round + 1
+        self._may_lag = True
+        return closed.inbox
+
+    def put_back(self, key: Key, inbox: list[Envelope]) -> None:
+        """Keep an inbox for one later ``collect``."""
+        self._early[key] = inbox
+
+    def traffic(self, peer: int) -> Traffic:
+        """Bytes of objects that this peer has sent and received, of whatever kind."""
+        del peer  # there is one
+        used = self.meter.total()
+        return Traffic(self._earlier.sent + used.sent_bytes, self._earlier.received + used.received_bytes)
+
+    def set_traffic(self, peer: int, traffic: Traffic) -> None:
+        """Go on counting from here."""
+        now = self.traffic(peer)
+        self._earlier = Traffic(
+            self._earlier.sent + traffic.sent - now.sent, self._earlier.received + traffic.received - now.received
+        )
+
+    def leave(self) -> None:
+        """Stop all threads and release the lease, so that nobody waits for this peer. Calling it twice does nothing."""
+        if self._desk.stop.is_set():
+            return
+        self._desk.stop.set()
+        self._heart.stop()
+        for pool in (self._closers, self._errands, self._requests):
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=pool is self._closers)
+        if self._member is not None:
+            self._heart.put(left=True)
+
+    def __enter__(self) -> ObjectStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _agreed_run(self, given: RunFile | None, owner: str | None) -> RunFile:
+        """The one run of this store (C-40)."""
+        try:
+            data = self.store.get(str(paths.Run()), limit=RUN_LIMIT)
+        except NotFound:
+            if given is None:
+                raise
+            return given
+        run = read_run(data, owner)
+        if given is not None and given.run != run.run:
+            raise ConfigError(
+                f"run={given.run}: must be {run.run}, the run that this store holds; use another folder of the store "
+                "for each run"
+            )
+        if given is None and owner is None:
+            _LOG.warning("run %s: owner %s is taken on trust; name the owner's key to be sure", run.run, run.owner)
+        return run
+
+    def _join(self, replica: Replica) -> None:
+        check_run(self.run, replica)
+        policy = self.run.policy
+        if not policy.admits(self.peer_id):
+            raise ConfigError(f"peer={self.peer_id}: must be a member of run {self.run.run}; ask its owner")
+        probe(self.store, f"peers/{self.peer_id}")
+        key = canonical.encode({"public": self.identity.public})
+        self.store.create_or_same(str(paths.PublicKey(self.peer_id)), key)
+        self._closers = ThreadPoolExecutor(len(replica.lanes) + 1, "sparseloco-round")
+        retention = anchors.Retention(self.store, self.peer_id)
+        journal = Journal(self._folder, self.run.run)
+        self._member = Member(self.run, replica, journal, self._desk, self._errands, retention)
+        self._catch_up = CatchUp(self._member, lambda: self.meter.total().received_bytes, self._progress, self._clock)
+        self._learn_amendments()
+        self._catch_up.remember()
+        self._catch_up.run()
+        self._heart.round = max(chain.round for chain in self._member.chains.values())
+        self._heart.start()
+        self._resume()
+
+    def _resume(self) -> None:
+        """After a replay: forget what it has settled, send again what is in flight, and settle what was due."""
+        member = self._connected()
+        for table in (self._open, self._early):
+            for key in [key for key in table if key.round < member.chains[key.fragment].round]:
+                del table[key]
+        replica = member.replica
+        for key in replica.in_flight():
+            if key not in self._open and key not in self._early:
+                self._close_later(key)
+        for envelope in replica.outbox():
+            self.post(envelope)
+        for key in replica.due():
+            replica.apply(key, self.collect(key))
+
+    def _close_later(self, key: Key) -> None:
+        assert self._closers is not None
+        if self._desk.stop.is_set():
+            raise Interrupted(f"round {key.round}: cannot be closed any more, since this peer has left; connect anew")
+        order = self._connected().order(key)
+        self._open[key] = (order, self._closers.submit(self._desk.close, order))
+
+    def _connected(self) -> Member:
+        if self._member is None:
+            raise ConfigError("transport=not connected: must know its replica; call connect first")
+        return self._member
+
+    def _beat(self) -> None:
+        """What is looked at with every lease."""
+        self._learn_amendments()
+        self._desk.serve()
+
+    def _learn_amendments(self) -> None:
+        read = reader_of(self.store)
+        while (amendment := amendment_of(read, self.run, len(self._desk.amendments))) is not None:
+            self._desk.amendments.append(amendment)

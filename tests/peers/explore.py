@@ -1,0 +1,398 @@
+"""Three peers over a store in memory: every interleaving up to a bound, or many at random, against the invariants.
+
+What the world does, besides answering: it loses answers, drops or delays writes, refuses them, lets peers crash and
+come back, lets a deadline pass, and lays garbage where a manifest belongs. Each costs a unit of a budget.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from sparseloco.peers import paths
+from sparseloco.peers.canonical import sha256
+from sparseloco.peers.manifest import Manifest, seal
+from sparseloco.peers.operations import (
+    Bad,
+    Create,
+    Delete,
+    Done,
+    Exists,
+    Fetch,
+    Fetched,
+    Found,
+    Get,
+    Good,
+    Inspect,
+    List,
+    Listing,
+    Missing,
+    Operation,
+    Outcome,
+    Put,
+    Refused,
+    Unavailable,
+    Upload,
+)  # fmt: skip
+from tests.peers.machine import CONTENT, HeldInspected, Local, Machine, Rules, accepted_of, checked, in_flight
+from tests.peers.runs import identity
+
+
+class Store:
+    """Objects by path. One object per value, so that comparing is cheap."""
+
+    _all: ClassVar[dict[frozenset[tuple[str, bytes]], Store]] = {}
+
+    def __init__(self, items: frozenset[tuple[str, bytes]]) -> None:
+        self.items = items
+        self.data = dict(items)
+        self._after: dict[tuple[str, bytes | None], Store] = {}
+
+    @classmethod
+    def of(cls, data: Mapping[str, bytes]) -> Store:
+        items = frozenset(data.items())
+        return cls._all.setdefault(items, cls(items))
+
+    def put(self, path: str, data: bytes) -> Store:
+        if (path, data) not in self._after:
+            self._after[path, data] = Store.of({**self.data, path: data})
+        return self._after[path, data]
+
+    def create(self, path: str, data: bytes) -> Store:
+        return self if path in self.data else self.put(path, data)
+
+    def delete(self, path: str) -> Store:
+        if (path, None) not in self._after:
+            self._after[path, None] = Store.of({name: data for name, data in self.data.items() if name != path})
+        return self._after[path, None]
+
+
+class Violation(AssertionError):
+    """What an invariant says, and the way there."""
+
+
+class Budget(NamedTuple):
+    """What the world may still do."""
+
+    crashes: int = 0
+    faults: int = 0
+    garbage: int = 0
+    deletions: int = 0
+    restores: int = 0
+
+
+class World(NamedTuple):
+    """Everything there is, as a value."""
+
+    store: Store
+    peers: tuple[Local, ...]
+    budget: Budget
+    pending: frozenset[tuple[str, bytes, bool]] = frozenset()
+    restored: bool = False
+
+
+class Move(NamedTuple):
+    """One step of the world."""
+
+    what: str
+    peer: int = -1
+
+
+@dataclass
+class Checker:
+    """Explores worlds of three machines."""
+
+    rules: Rules = field(default_factory=Rules)
+    budget: Budget = field(default_factory=Budget)
+    drifted: int | None = None
+    stranger: bool = False
+
+    def __post_init__(self) -> None:
+        self.machines = [Machine(index, self.rules) for index in range(3)]
+        self.taken: Counter[str] = Counter()
+        self._good: set[World] = set()
+        self._busy = ("close", "fetch", "serve", "done") if self.rules.serve else ("close", "fetch")
+        self._sound: set[tuple[Local, bool]] = set()
+        self._answers: dict[Any, tuple[Any, Any, Any]] = {}
+        self._known_writers = set(self.rules.writers or (0, 1, 2))
+
+    def start(self) -> World:
+        peers = [
+            machine.start(*(["d" * 32] if index == self.drifted else [])) for index, machine in enumerate(self.machines)
+        ]
+        return World(Store.of({}), tuple(peers), self.budget)
+
+    # What can happen.
+
+    def moves(self, world: World) -> Iterator[Move]:
+        for index, local in enumerate(world.peers):
+            stage = local.base.stage
+            if stage.startswith("down"):
+                yield Move("restart", index)
+                if world.budget.restores and local.base.backup and local.base.backup.round >= 0:
+                    yield Move("restore", index)
+                continue
+            if stage in self._busy:
+                yield Move("answer", index)
+                yield from (Move(fault, index) for fault in self._faults(world, self.machines[index], local))
+            if self.machines[index].may_wait(local):
+                yield Move("deadline", index)
+            if world.budget.crashes and stage in ("close", "fetch", "serve"):
+                yield Move("crash", index)
+        if world.pending:
+            yield Move("deliver")
+        if world.budget.garbage:
+            yield Move("garbage")
+        if world.budget.deletions and _frames(world.store):
+            yield Move("delete frame")
+
+    def _faults(self, world: World, machine: Machine, local: Local) -> list[str]:
+        if not world.budget.faults:
+            return []
+        operation = machine.operation(local)
+        if isinstance(operation, Create | Upload | Put):
+            return ["refuse", "lose answer", "drop", "delay"]
+        return ["no answer"] if isinstance(operation, Get | List) else []
+
+    # What it leads to.
+
+    def after(self, world: World, move: Move) -> World:
+        if move.what == "deliver":
+            one = min(world.pending)
+            store = (world.store.create if one[2] else world.store.put)(one[0], one[1])
+            return self._checked(world._replace(store=store, pending=world.pending - {one}))
+        if move.what == "garbage":
+            return self._litter(world)
+        if move.what == "delete frame":
+            budget = world.budget._replace(deletions=world.budget.deletions - 1)
+            return world._replace(store=world.store.delete(_frames(world.store)[0]), budget=budget)
+        machine, local = self.machines[move.peer], world.peers[move.peer]
+        budget = world.budget
+        if move.what == "crash":
+            world = world._replace(budget=budget._replace(crashes=budget.crashes - 1))
+        elif move.what == "restore":
+            world = world._replace(budget=budget._replace(restores=budget.restores - 1), restored=True)
+        if move.what in ("crash", "restart", "restore", "deadline"):
+            return self._moved(world, move.peer, machine.changed(local, move.what))
+        return self._answer(world, move, machine, local)
+
+    def _answer(self, world: World, move: Move, machine: Machine, local: Local) -> World:
+        if move.what != "answer":
+            world = world._replace(budget=world.budget._replace(faults=world.budget.faults - 1))
+        key = (world.store, local, move.what, world.budget.deletions > 0)
+        if key not in self._answers:
+            self._answers[key] = self._run(machine, *key)
+        store, moved, late = self._answers[key]
+        pending = world.pending | {late} if late else world.pending
+        return self._moved(world._replace(store=store, pending=pending), move.peer, moved)
+
+    def _run(self, machine: Machine, store: Store, local: Local, what: str, deletions: bool) -> tuple[Any, Any, Any]:
+        """One operation, and those after it that only read content-addressed bytes.
+
+        The latter commute with everything but deletions, so they need no turn of their own.
+        """
+        operation = machine.operation(local)
+        store, outcome, late = self._outcome(store, what, operation, local)
+        moved = machine.sent(local, outcome)
+        while not deletions and moved.base.stage in self._busy:
+            operation = machine.operation(moved)
+            if not isinstance(operation, Inspect | Fetch):
+                break
+            _, outcome, _ = self._outcome(store, "answer", operation, moved)
+            following = machine.sent(moved, outcome)
+            if not following.outcomes and following.base == moved.base:
+                break  # a pass that changed nothing: let others move
+            moved = following
+        return store, moved, late
+
+    def _outcome(self, store: Store, what: str, operation: Operation, local: Local) -> tuple[Store, Outcome, Any]:
+        if what == "no answer":
+            return store, Unavailable(), None
+        if isinstance(operation, Create | Upload | Put):
+            return _write(store, what, operation, local)
+        if isinstance(operation, Get):
+            data = store.data.get(operation.path)
+            return store, Missing() if data is None else Found(data), None
+        if isinstance(operation, List):
+            items = sorted((path, len(data)) for path, data in store.items if path.startswith(operation.prefix))
+            return store, Listing(tuple(items)), None
+        if isinstance(operation, Delete):
+            return store.delete(operation.path), Done(), None
+        return store, _read_frames(store.data, operation, self.rules.check_digest), None
+
+    def _litter(self, world: World) -> World:
+        """Something that is no manifest where the next one belongs: rubbish, or a stranger's."""
+        round = max(local.base.durable.round for local in world.peers)
+        taken = world.store.data
+        attempt = next(n for n in range(9) if str(paths.Manifest(round, 0, n)) not in taken)
+        place = paths.Manifest(min(round, self.rules.num_rounds - 1), 0, attempt)
+        data = b"garbage"
+        if self.stranger:
+            local = next(local for local in world.peers if local.base.durable.round == round)
+            durable = local.base.durable
+            data = seal(
+                Manifest(
+                    run=self.machines[0].run.run, round=place.round, fragment=0, attempt=attempt,
+                    previous=durable.previous, digest=durable.digest, amendments=0, writer=identity(50).public,
+                ),
+                identity(50),
+            )  # fmt: skip
+        budget = world.budget._replace(garbage=world.budget.garbage - 1)
+        return world._replace(store=world.store.create(str(place), data), budget=budget)
+
+    def _moved(self, world: World, index: int, local: Local) -> World:
+        peers = tuple(local if i == index else other for i, other in enumerate(world.peers))
+        changed = world._replace(peers=peers)
+        return self._checked(changed) if local.base != world.peers[index].base else changed
+
+    # What must hold.
+
+    def _checked(self, world: World) -> World:
+        histories = [local.base.durable.applied for local in world.peers]
+        for round in range(self.rules.num_rounds):
+            lists = [history[round] for history in histories if len(history) > round]
+            if any(other is not lists[0] and other != lists[0] for other in lists):
+                raise Violation(f"round {round}: peers applied different lists")
+        for index, local in enumerate(world.peers):
+            if (local, world.restored) not in self._sound:
+                self._check_ledger(world, index, local)
+                self._check_digests(local.base.durable.applied)
+                self._sound.add((local, world.restored))
+        return world
+
+    def _check_ledger(self, world: World, index: int, local: Local) -> None:
+        durable = local.base.durable
+        accepted = accepted_of(self.machines[index].me.peer_id, durable)
+        if len(accepted) != len(set(accepted)):
+            raise Violation(f"peer {index}: a delta was applied twice")
+        kept = durable.residual | (in_flight(durable) if local.base.stage not in ("down, untrained",) else frozenset())
+        if durable.round < self.rules.num_rounds and len(durable.applied) > durable.round:
+            kept = durable.residual  # settled, not trained yet
+        if twice := kept & set(accepted):
+            raise Violation(f"peer {index}: {min(twice)} was applied and is kept as well")
+        if durable.dropped and not world.restored:
+            raise Violation(f"peer {index}: {min(durable.dropped)} was dropped although nothing was restored")
+        if not world.restored and durable.produced != kept | set(accepted) | durable.dropped:
+            raise Violation(f"peer {index}: the ledger does not close")
+
+    def _check_digests(self, history: tuple[tuple[tuple[str, str], ...], ...]) -> None:
+        for entries in history:
+            if len({json.loads(frame)["digest"] for _, frame in entries}) > 1:
+                raise Violation("a frame made from another state was applied")
+
+    # Exploring.
+
+    def everything(self, most: int) -> int:
+        """All worlds, each once, at most ``most``; from each of them peers get on. Returns how many there are."""
+        start = self.start()
+        seen, frontier = {start}, [start]
+        while frontier:
+            world = frontier.pop()
+            self.progresses(world)
+            for move in self.moves(world):
+                following = self.after(world, move)
+                if following not in seen:
+                    seen.add(following)
+                    frontier.append(following)
+            if len(seen) > most:
+                raise RuntimeError(f"more than {most} worlds")
+        return len(seen)
+
+    def walk(self, seed: int, steps: int) -> World:
+        """Some calm sweeps, a random way in which peers move in bursts, and a fair end."""
+        draw = random.Random(seed)
+        burst, last = draw.choice([0.0, 0.5, 0.9]), -1
+        world = self.start()
+        for _ in range(draw.randrange(4)):
+            world = self._sweep(world, False)
+        for _ in range(steps):
+            moves = list(self.moves(world))
+            if not moves:
+                break
+            again = [move for move in moves if move.peer == last and last >= 0]
+            move = draw.choice(again if again and draw.random() < burst else moves)
+            last = move.peer
+            self.taken[move.what] += 1
+            world = self.after(world, move)
+        self.progresses(world)
+        return world
+
+    def progresses(self, world: World) -> None:
+        """With faults and crashes at an end, whoever is up finishes all rounds, if a writer is among them."""
+        path: list[World] = []
+        writers_up = any(not world.peers[i].base.stage.startswith(("down", "drifted")) for i in self._known_writers)
+        everybody = not writers_up or self.budget.deletions > 0
+        for _ in range(60):
+            if world in self._good:
+                break
+            path.append(world)
+            before, world = world, self._sweep(world, everybody)
+            if all(local.base.stage in ("done", "drifted") or local.base.stage[:4] == "down" for local in world.peers):
+                break
+            if world == before:
+                stuck = [i for i, local in enumerate(world.peers) if local.base.stage in ("close", "fetch")]
+                raise Violation(f"peers {stuck} are stuck although a writer lives")
+        else:
+            raise Violation("peers go round and round although a writer lives")
+        self._good.update(path)
+
+    def _sweep(self, world: World, everybody: bool) -> World:
+        """Each peer makes a pass and its deadline passes; nothing goes wrong."""
+        while world.pending:
+            world = self.after(world, Move("deliver"))
+        for index in range(3):
+            if world.peers[index].base.stage.startswith("down") and everybody:
+                world = self.after(world, Move("restart", index))
+            for _ in range(30):
+                if world.peers[index].base.stage not in self._busy:
+                    break
+                world = self.after(world, Move("answer", index))
+                if not world.peers[index].outcomes:
+                    break
+            if self.machines[index].may_wait(world.peers[index]):
+                world = self.after(world, Move("deadline", index))
+        return world
+
+
+def _frames(store: Store) -> list[str]:
+    return sorted(path for path in store.data if path.endswith(".frame") and "relay" not in path)
+
+
+def _write(store: Store, what: str, operation: Create | Upload | Put, local: Local) -> tuple[Store, Outcome, Any]:
+    only_new = isinstance(operation, Create)
+    data = operation.data if not isinstance(operation, Upload) else CONTENT.get(operation.hash, "").encode()
+    if isinstance(operation, Upload) and not data:
+        data = local.base.durable.frame
+        CONTENT[sha256(data)] = data.decode()
+    if what == "refuse":
+        return store, Refused("no"), None
+    if what == "drop":
+        return store, Unavailable(), None
+    if what == "delay":
+        return store, Unavailable(), (operation.path, data, only_new)
+    there = operation.path in store.data
+    store = (store.create if only_new else store.put)(operation.path, data)
+    if what == "lose answer":
+        return store, Unavailable(), None
+    return store, Exists() if there and only_new else Done(), None
+
+
+def _read_frames(store: dict[str, bytes], operation: Operation, check_digest: bool) -> Outcome:
+    if isinstance(operation, Fetch):
+        good = [one for one in operation.objects if sha256(store.get(one.path, b"")) == one.hash]
+        return Fetched(frozenset(one.hash for one in good))
+    assert isinstance(operation, Inspect)
+    verdicts: list[Good | Bad | Unavailable] = []
+    for one in operation.frames:
+        data = store.get(one.path)
+        if data is None:
+            verdicts.append(Unavailable("gone"))
+            continue
+        verdict = checked(data, operation.digest if check_digest else None)
+        verdicts.append(verdict if isinstance(verdict, Good) else Bad(verdict.reason))
+    held = [one.hash for one, verdict in zip(operation.frames, verdicts, strict=True) if isinstance(verdict, Good)]
+    return HeldInspected(tuple(verdicts), frozenset(held))

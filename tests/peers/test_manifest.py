@@ -1,0 +1,264 @@
+"""A manifest counts, or not, by its bytes and the history alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparseloco.peers import paths
+from sparseloco.peers.canonical import encode
+from sparseloco.peers.manifest import (
+    MAX_AMENDED,
+    NO_HASH,
+    Drifted,
+    Entry,
+    History,
+    LeftOut,
+    Manifest,
+    Refusal,
+    judge,
+    manifest_limit,
+    seal,
+)
+from sparseloco.peers.run_file import Amendment
+from tests.peers.runs import OWNER, identity, make_run
+
+RUN = make_run(max_peers=3, max_tokens_per_round=1000, max_frame_bytes=4096)
+HISTORY = History(run=RUN, round=5, fragment=1, digest="a" * 32, previous="b" * 64)
+PLACE = paths.Manifest(5, 1, 0)
+PEERS = sorted(identity(i).peer_id for i in range(5))
+
+
+def entries(*peers: int, **changes: Any) -> tuple[Entry, ...]:
+    return tuple(Entry(**{"peer": PEERS[i], "size": 100, "hash": "c" * 64, "weight": 7, **changes}) for i in peers)
+
+
+def manifest(**changes: Any) -> Manifest:
+    fields: dict[str, Any] = {
+        "run": RUN.run, "round": 5, "fragment": 1, "attempt": 0, "previous": "b" * 64, "digest": "a" * 32,
+        "amendments": 0, "entries": entries(0, 1), "left_out": (LeftOut(peer=PEERS[2], reason="had not posted"),),
+        "writer": identity(0).public,
+    }  # fmt: skip
+    return Manifest(**{**fields, **changes})
+
+
+def verdict(history: History = HISTORY, place: paths.Manifest = PLACE, writer: int = 0, **changes: Any) -> Any:
+    return judge(seal(manifest(**changes), identity(writer)), place, history)
+
+
+def amendment(n: int, signer: int = OWNER, **changes: Any) -> Amendment:
+    return Amendment(run=RUN.run, n=n, round=0, changes=changes or {"policy.min_peers": 1}).signed(identity(signer))
+
+
+def test_a_valid_manifest_comes_back() -> None:
+    found = verdict()
+    assert isinstance(found, Manifest)
+    assert found.entries == manifest().entries
+    assert found.entry_of(PEERS[1]) == found.entries[1]
+    assert found.entry_of(PEERS[4]) is None
+    assert seal(found, identity(0)) == encode(found)
+
+
+def test_the_bytes_are_those_of_the_page() -> None:
+    """docs/peers-protocol.md shows this head."""
+    data = seal(manifest(entries=(), left_out=()), identity(0))
+    assert data.startswith(
+        b'{"amended":[],"amendments":0,"attempt":0,"digest":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","entries":[],"format":1,'
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": "0" * 16}, "run=0000000000000000, round=5, fragment=1, attempt=0 is not where it lies"),
+        ({"round": 4}, "round=4, fragment=1, attempt=0 is not where it lies"),
+        ({"fragment": 0}, "fragment=0, attempt=0 is not where it lies"),
+        ({"attempt": 1}, "attempt=1 is not where it lies"),
+        ({"previous": NO_HASH}, "previous=0000000000000000 must be bbbbbbbbbbbbbbbb, the manifest of the round before"),
+        ({"amendments": 1}, "amendments=1 must be the 0 known ones and the 0 new ones"),
+        ({"amendments": 5, "amended": tuple(amendment(n) for n in range(5))}, "amended=5 must be at most 4"),
+        ({"amendments": 1, "amended": (amendment(1),)}, "amendment 1 must be number 0 of this run, signed by"),
+        ({"amendments": 1, "amended": (amendment(0, signer=1),)}, "amendment 0 must be number 0 of this run,"),
+        ({"entries": entries(1, 0)}, "entries must be sorted by peer and name each once"),
+        ({"entries": entries(0, 0)}, "entries must be sorted by peer and name each once"),
+        ({"entries": entries(0)}, "entries=1 must be from min_peers=2 to max_peers=3"),
+        ({"entries": entries(0, 1, 2, 3), "left_out": ()}, "entries=4 must be from min_peers=2 to max_peers=3"),
+        ({"entries": entries(0, 1, size=0)}, "size=0 must be from 1 to 4096"),
+        ({"entries": entries(0, 1, size=4097)}, "size=4097 must be from 1 to 4096"),
+        ({"entries": entries(0, 1, weight=0)}, "weight=0 must be from 1 to 1000"),
+        ({"entries": entries(0, 1, weight=1001)}, "weight=1001 must be from 1 to 1000"),
+        ({"left_out": (LeftOut(peer=PEERS[0], reason="x"),)}, "is both listed and left out"),
+        ({"left_out": tuple(LeftOut(peer=PEERS[i], reason="x") for i in (3, 2))}, "left_out must be sorted"),
+        ({"left_out": tuple(LeftOut(peer=f"{i:032x}", reason="x") for i in range(4))}, "and name at most 3"),
+    ],
+)  # fmt: skip
+def test_each_rule_has_its_reason(changes: dict[str, Any], reason: str) -> None:
+    found = verdict(**changes)
+    assert isinstance(found, Refusal)
+    assert reason in found.reason
+    assert found.reason.startswith("manifest: ")
+    assert found.reason.endswith("; refuse it")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"entries": entries(0, 1, part=1)}, "Invalid enum value 1 - at `$.entries[0].part`"),
+        ({"entries": entries(0, 1, hash="C" * 64)}, "Expected `str` matching regex"),
+        ({"entries": entries(0, 1, peer="../" + "0" * 29)}, "Expected `str` matching regex"),
+        ({"left_out": (LeftOut(peer=PEERS[2], reason="a\x1b[2Jb"),)}, "Expected `str` matching regex"),
+        ({"left_out": (LeftOut(peer=PEERS[2], reason="x" * 201),)}, "Expected `str` matching regex"),
+        ({"entries": entries(0, 1, weight=-1)}, "Expected `int` >= 0"),
+        ({"format": 2}, "Invalid enum value 2"),
+        ({"state_sha256": "x"}, "Expected `str` matching regex"),
+    ],
+)
+def test_values_of_another_form_are_refused(changes: dict[str, Any], reason: str) -> None:
+    found = verdict(**changes)
+    assert isinstance(found, Refusal)
+    assert reason in found.reason
+    assert found.reason.isprintable()
+
+
+def test_a_stranger_may_not_write() -> None:
+    """Refused: a manifest by a stranger; one that a writer did not sign; one signed for another place."""
+    run = make_run(admission="allow-list", members=tuple(sorted(identity(i).public for i in range(2))))
+    history = replace(HISTORY, run=run)
+    assert isinstance(verdict(history, run=run.run, left_out=()), Manifest)
+    stranger = verdict(history, run=run.run, left_out=(), writer=4)
+    assert isinstance(stranger, Refusal)
+    assert "is not among those who may write manifests" in stranger.reason
+    member = verdict(history, run=run.run, left_out=(), entries=entries(0, 1, 2, 3, 4)[2:4])
+    assert isinstance(member, Refusal)
+    data = seal(manifest(), identity(0))
+    forged = judge(data.replace(identity(0).public.encode(), identity(1).public.encode()), PLACE, HISTORY)
+    assert isinstance(forged, Refusal)
+    assert "the signature is not that of writer=" in forged.reason
+
+
+def test_an_empty_manifest_is_valid() -> None:
+    """No quorum: everybody credits, so nothing is lost and nothing is applied twice."""
+    assert isinstance(verdict(entries=()), Manifest)
+
+
+def test_a_quorum_of_one_needs_a_policy_that_says_so() -> None:
+    """C-09."""
+    assert isinstance(verdict(entries=entries(0)), Refusal)
+    alone = make_run(min_peers=1)
+    assert isinstance(verdict(replace(HISTORY, run=alone), run=alone.run, entries=entries(0)), Manifest)
+
+
+def test_state_that_differs_is_neither_valid_nor_refused_at_once() -> None:
+    """The reader may be the one that drifted; after a replay it knows that it is not."""
+    drift = verdict(digest="d" * 32)
+    assert drift == Drifted(f"digest={'d' * 32} is not the reader's {'a' * 32}")
+    refused = verdict(replace(HISTORY, replayed=True), digest="d" * 32)
+    assert isinstance(refused, Refusal)
+    assert "also after a replay from an anchor" in refused.reason
+    assert isinstance(verdict(digest="d" * 32, entries=entries(0)), Refusal)
+
+
+def test_rounds_with_an_anchor_carry_the_hash_of_the_state() -> None:
+    """C-10, C-41: an anchor is checked against the chain, not taken from whoever offers it."""
+    due = replace(HISTORY, round=16, state_sha256="e" * 64)
+    place = paths.Manifest(16, 1, 0)
+    assert due.wants_state_hash
+    assert not HISTORY.wants_state_hash
+    assert isinstance(verdict(due, place, round=16, state_sha256="e" * 64), Manifest)
+    for wrong in ("", "f" * 64):
+        assert isinstance(verdict(due, place, round=16, state_sha256=wrong), Drifted)
+    assert isinstance(verdict(state_sha256="e" * 64), Drifted)
+
+
+def test_amendments_travel_in_the_manifest_and_hold_from_the_next_round() -> None:
+    first = verdict(amendments=2, amended=(amendment(0), amendment(1, **{"policy.max_peers": 2})))
+    assert isinstance(first, Manifest)
+    following = HISTORY.after(first, "f" * 32)
+    assert (following.round, following.previous, following.digest) == (6, first.sha256, "f" * 32)
+    assert (HISTORY.policy.min_peers, HISTORY.policy.max_peers) == (2, 3)
+    assert (following.policy.min_peers, following.policy.max_peers) == (1, 2)
+    place = paths.Manifest(6, 1, 0)
+    fields = {"round": 6, "previous": first.sha256, "digest": "f" * 32}
+    assert isinstance(verdict(following, place, **fields, entries=entries(0)), Refusal)  # forgets the amendments
+    assert isinstance(verdict(following, place, **fields, entries=entries(0), amendments=2), Manifest)
+
+
+def test_the_limit_holds_the_largest_valid_manifest() -> None:
+    """Sizes are checked before a download."""
+    run = make_run(max_peers=4, max_frame_bytes=2**40, max_tokens_per_round=2**29 - 1)
+    names = [f"{i:032x}" for i in range(8)]
+    full = tuple(Entry(peer=name, size=2**40, hash="c" * 64, weight=2**29 - 1) for name in names[:4])
+    left = tuple(LeftOut(peer=name, reason='"' * 200) for name in names[4:])
+    text = "x" * 1000
+    new = tuple(amendment(n, **{f"train.{'k' * 90}{i}": text for i in range(14)}) for n in range(MAX_AMENDED))
+    history = replace(HISTORY, run=run)
+    data = seal(manifest(run=run.run, entries=full, left_out=left, amendments=MAX_AMENDED, amended=new), identity(0))
+    assert all(14_000 < len(encode(one)) < 2**14 for one in new)
+    assert isinstance(judge(data, PLACE, history), Manifest)
+    too_large = judge(b" " * (manifest_limit(run.policy) + 1), PLACE, history)
+    assert isinstance(too_large, Refusal)
+    assert f"must be at most {manifest_limit(run.policy)}" in too_large.reason
+
+
+SEALED = seal(manifest(), identity(0))
+
+
+@settings(max_examples=300)
+@given(st.integers(0, len(SEALED) - 1), st.integers(1, 255))
+def test_every_changed_byte_is_refused(where: int, flip: int) -> None:
+    changed = SEALED[:where] + bytes([SEALED[where] ^ flip]) + SEALED[where + 1 :]
+    assert isinstance(judge(changed, PLACE, HISTORY), Refusal)
+
+
+def test_every_lowest_bit_and_every_length_is_refused() -> None:
+    for where in range(len(SEALED)):
+        changed = SEALED[:where] + bytes([SEALED[where] ^ 1]) + SEALED[where + 1 :]
+        assert isinstance(judge(changed, PLACE, HISTORY), Refusal)
+        assert isinstance(judge(SEALED[:where], PLACE, HISTORY), Refusal)
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from(["order", "space", "double", "unknown", "escape"]))
+def test_other_ways_to_write_the_same_are_refused(draw: Any, how: str) -> None:
+    table = msgspec.json.decode(SEALED)
+    keys = list(table)
+    draw.shuffle(keys)
+    if how == "order":
+        other = msgspec.json.encode({key: table[key] for key in keys})
+        if keys == sorted(keys):
+            return
+    elif how == "space":
+        other = SEALED.replace(b",", b", ", draw.randint(1, 5))
+    elif how == "double":
+        other = SEALED[:-1] + b"," + msgspec.json.encode({keys[0]: table[keys[0]]})[1:]
+    elif how == "unknown":
+        other = encode({**table, draw.choice(["zz", "a", "Writer"]): 0})
+    else:
+        other = SEALED.replace(b"had", b"\\u0068ad")
+    assert other != SEALED
+    assert isinstance(judge(other, PLACE, HISTORY), Refusal)
+
+
+@given(st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
+def test_rubbish_is_refused_and_never_raises(data: bytes) -> None:
+    """C-69."""
+    assert isinstance(judge(data, PLACE, HISTORY), Refusal)
+
+
+def test_a_verdict_depends_on_nothing_else() -> None:
+    """Two readers of equal history: equal verdicts, also on what is refused, in any order of calls."""
+    twin = History(run=make_run(max_peers=3, max_tokens_per_round=1000, max_frame_bytes=4096), round=5, fragment=1,
+                   digest="a" * 32, previous="b" * 64)  # fmt: skip
+    samples = [
+        SEALED,
+        SEALED[:-1],
+        seal(manifest(entries=()), identity(1)),
+        seal(manifest(digest="d" * 32), identity(2)),
+    ]
+    there = [judge(data, PLACE, HISTORY) for data in samples]
+    back = [judge(data, PLACE, twin) for data in reversed(samples)]
+    assert there == back[::-1]
