@@ -125,7 +125,7 @@ def test_values_of_another_form_are_refused(changes: dict[str, Any], reason: str
 
 
 def test_a_stranger_may_not_write() -> None:
-    """Refused: a manifest by a stranger; one that a writer did not sign; one signed for another place."""
+    """C-70. Refused: a manifest by a stranger, one that lists a stranger, and one that its writer did not sign."""
     run = make_run(admission="allow-list", members=tuple(sorted(identity(i).public for i in range(2))))
     history = replace(HISTORY, run=run)
     assert isinstance(verdict(history, run=run.run, left_out=()), Manifest)

@@ -240,10 +240,17 @@ def test_the_own_frame_is_put_until_it_is_there() -> None:
 
 def test_who_may_not_write_follows() -> None:
     desk = Desk(dict([frame(1), frame(2)]))
-    steps = a_round(desk, policy={"writers": (identity(1).public,)}, give_up_s=50.0)
-    with pytest.raises(QuorumError, match="only 3 of at least 2 peers"):
+    policy = {"writers": tuple(sorted(identity(i).public for i in (1, 5))), "deadline_s": 20.0}
+    steps = a_round(desk, policy=policy, give_up_s=50.0, last_seen=lambda: {PEERS[5]: 77.0})
+    with pytest.raises(QuorumError) as ended:
         desk.drive(steps.run())
     assert not desk.of(Create)
+    names = {f"{PEERS[5][:8]} last seen 77.0 s ago", f"{PEERS[1][:8]} never"}
+    head, _, rest = str(ended.value).partition(" (writers: ")
+    assert head == "round 0, fragment 0: 3 peers arrived, but no manifest within 50.0 s"
+    assert set(rest.partition(");")[0].split(", ")) == names
+    assert rest.endswith("); start a writer, or let the owner name others")
+    assert len(desk.said("waiting")) == 1
 
 
 def test_known_amendments_are_acknowledged() -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from sparseloco.errors import DivergenceError, QuorumError
 from sparseloco.peers import deadline, paths
 from sparseloco.peers.canonical import sha256
-from sparseloco.peers.identity import Identity
+from sparseloco.peers.identity import Identity, peer_id_of
 from sparseloco.peers.listing import list_round
 from sparseloco.peers.manifest import (
     MAX_AMENDED,
@@ -139,7 +139,7 @@ class Round:
         started = self.now()
         while (manifest := (yield from self.one_pass())) is None:
             if self.give_up_s is not None and self.now() - started >= self.give_up_s:
-                raise QuorumError(f"{self._where}: {self.missing_text()}; lower min_peers or raise deadline_s")
+                raise QuorumError(f"{self._where}: {self._stuck_text()}")
             yield Wait(self.poll_s)
         return manifest
 
@@ -151,6 +151,8 @@ class Round:
             yield from self.look()
             if self.history.policy.may_write(self.me.public):
                 manifest = yield from self.close()
+            elif self._waited() >= self.history.policy.deadline_s:
+                yield from self._tell_once("waiting", self._stuck_text())
         if manifest is not None:
             listed = f"{len(manifest.entries)} frames, attempt {manifest.attempt}, by {manifest.writer[:8]}"
             left = "".join(f"; {one.peer[:8]} left out: {one.reason}" for one in manifest.left_out)
@@ -329,11 +331,28 @@ class Round:
             f"{peer[:8]} refused: {verdict.reason}" for peer, verdict in self.seen.verdicts.items()
             if isinstance(verdict, Bad)
         ]  # fmt: skip
-        waited = 0.0 if self.seen.first is None else self.now() - self.seen.first
         return (
-            f"only {good} of at least {self.history.policy.min_peers} peers arrived within {waited:.1f} s "
+            f"only {good} of at least {self.history.policy.min_peers} peers arrived within {self._waited():.1f} s "
             f"(missing: {', '.join(missing[:16]) or 'nobody else is known'})"
         )
+
+    def _stuck_text(self) -> str:
+        """Why there is no manifest, and what to do."""
+        policy = self.history.policy
+        good = sum(isinstance(verdict, Good) for verdict in self.seen.verdicts.values())
+        if good < policy.min_peers:
+            return f"{self.missing_text()}; lower min_peers or raise deadline_s"
+        ages, writers = self.last_seen(), [peer_id_of(key) for key in policy.writers]
+        seen = [
+            f"{peer[:8]} last seen {ages[peer]:.1f} s ago" if peer in ages else f"{peer[:8]} never" for peer in writers
+        ]
+        return (
+            f"{good} peers arrived, but no manifest within {self._waited():.1f} s (writers: "
+            f"{', '.join(seen[:16]) or 'everybody'}); start a writer, or let the owner name others"
+        )
+
+    def _waited(self) -> float:
+        return 0.0 if self.seen.first is None else self.now() - self.seen.first
 
     def _tell(self, kind: str, text: str) -> Tell:
         return Tell(kind, self.history.round, self.history.fragment, f"{self._where}: {text}")
