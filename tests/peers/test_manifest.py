@@ -97,6 +97,7 @@ def test_the_bytes_are_those_of_the_page() -> None:
     ],
 )  # fmt: skip
 def test_each_rule_has_its_reason(changes: dict[str, Any], reason: str) -> None:
+    """Also C-12: one order of peers, so that all add up in it."""
     found = verdict(**changes)
     assert isinstance(found, Refusal)
     assert reason in found.reason

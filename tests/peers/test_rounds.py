@@ -152,6 +152,15 @@ def test_a_peer_may_try_again_after_a_refused_frame_but_not_for_ever() -> None:
     assert PEERS[2] in {entry.peer for entry in late.drive(steps.run()).entries}
 
 
+def test_a_flood_of_ids_costs_a_bounded_number_of_downloads() -> None:
+    flood = {str(paths.Frame(0, 0, f"{n:032x}", 0, f"{n:064x}")): 100 for n in range(500)}
+    desk = Desk({**flood, **dict([frame(1), frame(2)])})
+    desk.drive(a_round(desk, policy={"max_peers": 3}).run())
+    asked = [one.path for inspect in desk.of(Inspect) for one in inspect.frames]
+    assert len(asked) <= 4 * 3 + 3
+    assert {frame(1)[0], frame(2)[0]} <= set(asked)
+
+
 def test_strangers_are_not_listed() -> None:
     keys = tuple(sorted(identity(i).public for i in range(2)))
     desk = Desk(dict([frame(1), frame(2)]))
@@ -277,6 +286,8 @@ def test_fates() -> None:
     assert own_fate(manifest, PEERS[0], "d" * 64) == Fate.STALE
     assert own_fate(manifest, PEERS[0], None) == Fate.STALE
     assert own_fate(manifest, PEERS[1], None) == Fate.NONE
+    for in_flight, fate in (("c" * 64, Fate.CREDITED), ("d" * 64, Fate.CREDITED), (None, Fate.NONE)):
+        assert own_fate(manifest, PEERS[0], in_flight, failed={"c" * 64}) == fate  # nobody applied it
 
 
 def test_what_a_round_writes_passes_the_judgement_of_others() -> None:

@@ -53,6 +53,10 @@ MAX_TRIES = 3
 """Frames of one peer that are looked at in a round: one, and another if it was refused and the peer started over."""
 
 
+STRANGERS = 4
+"""Frames of peers without a lease are looked at up to so many times ``max_peers``, however many ids somebody makes."""
+
+
 class Fate(Enum):
     """What became of the own payload of a round (rules 2 and 5)."""
 
@@ -65,15 +69,19 @@ class Fate(Enum):
     """There was none."""
 
 
-def own_fate(manifest: Manifest, peer: str, in_flight: str | None) -> Fate:
+def own_fate(manifest: Manifest, peer: str, in_flight: str | None, failed: Collection[str] = ()) -> Fate:
     """What a peer does with its payload once it has the manifest.
 
     Args:
         manifest: The accepted one; an empty one credits everybody.
         peer: Oneself.
         in_flight: Hash of the frame that the private state holds for this round; None if it holds none.
+        failed: Hashes of listed frames that failed a check and so weighed nothing for all, for example because a writer
+            gave another weight than the frame's.
     """
     entry = manifest.entry_of(peer)
+    if entry is not None and entry.hash in failed:
+        entry = None
     if entry is not None and entry.hash != in_flight:
         return Fate.STALE
     if in_flight is None:
@@ -207,8 +215,11 @@ class Round:
 
     def look(self) -> Steps[None]:
         """Take note of new frames, and check each before it can be listed."""
+        policy, live = self.history.policy, set(self.live())
         for named, size in (yield from list_round(self.history.round, self.history.fragment)) or ():
-            if isinstance(named, paths.Frame) and self.history.policy.admits(named.peer):
+            if not isinstance(named, paths.Frame) or not policy.admits(named.peer):
+                continue
+            if named.peer in live or len(self.seen.frames) < STRANGERS * policy.max_peers:
                 self._note(named, size)
         asked = [peer for peer in sorted(self.seen.frames) if peer not in self.seen.verdicts]
         if not asked:
@@ -278,7 +289,7 @@ class Round:
         place = paths.Manifest(self.history.round, self.history.fragment, self.seen.attempt)
         outcome = yield Create(str(place), seal(manifest, self.me))
         if isinstance(outcome, Refused):
-            yield from self._tell_once("cannot-write", f"the store refuses a manifest of this peer: {outcome.reason}")
+            yield from self._tell_once("cannot-write", f"the store refuses a manifest of this peer: {_line(outcome)}")
         return (yield from self.follow())
 
     @property
