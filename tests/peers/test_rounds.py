@@ -18,6 +18,7 @@ from sparseloco.peers.operations import (
     Get,
     Good,
     Inspect,
+    List,
     Operation,
     Outcome,
     Refused,
@@ -203,6 +204,27 @@ def test_after_any_outcome_of_a_put_there_is_a_get(outcome: Outcome) -> None:
     follows = [one for one in desk.asked[create + 1 :] if not isinstance(one, Tell)]
     assert isinstance(follows[0], Get)
     assert bool(desk.said("cannot-write")) == isinstance(outcome, Refused)
+
+
+def test_a_store_that_does_not_answer_is_waited_for() -> None:
+    """An object that cannot be read is neither missing nor invalid; what is said is said once."""
+    desk = Desk(dict([frame(1), frame(2)]))
+
+    class Deaf(Desk):
+        def answer(self, operation: Operation) -> Outcome:
+            deaf = desk.time < 5 and isinstance(operation, Get | List | Inspect)
+            return Unavailable("503 \x1b") if deaf else desk.answer(operation)
+
+    manifest = Deaf().drive(a_round(desk).run())
+    assert len(manifest.entries) == 3
+    assert desk.time == 5
+    assert desk.said("waiting") == ["round 0, fragment 0: waiting for the store to answer: 503 \\x1b"]
+
+
+def test_a_frame_in_parts_is_left_out() -> None:
+    part = str(paths.Frame(0, 0, PEERS[2], 1, "c" * 64))
+    desk = Desk({**dict([frame(1)]), part: 100})
+    assert desk.drive(a_round(desk).run()).left_out[0].reason == "part=1: must be 0"
 
 
 def test_invalid_attempts_are_skipped() -> None:
