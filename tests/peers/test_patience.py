@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ from sparseloco.errors import AlreadyExists, ConfigError, Denied, NotFound, Stor
 from sparseloco.peers.patience import Meter, Patience, Patient, Usage
 from sparseloco.peers.store import Store, open_store, probe
 from sparseloco.transport.faults import Crash, Fault, FaultyStore, Rate, Script
+from tests.peers.memory import flat_while
 
 
 class Clock:
@@ -297,16 +296,21 @@ def test_failed_downloads_leave_nothing_in_memory() -> None:
     """C-47: 200 failures in a row, their errors kept and the collector off; each has 3 MiB in hand when it fails."""
     part = 1 << 20
 
-    class LastPartMissing:
+    rest = threading.Event()
+
+    class FirstPartMissing:
         def size(self, path: str) -> int:
             return 4 * part
 
         def get_range(self, path: str, start: int, length: int) -> bytes:
-            if start == 3 * part:
+            if start == 0:
+                rest.wait(60)
                 raise Unavailable("lost")
+            if start == 3 * part:
+                rest.set()
             return bytes(length)
 
-    missing: Any = LastPartMissing()
+    missing: Any = FirstPartMissing()
     store = patient(missing, max_tries=2, part_bytes=part, threads=2)
     for keep in (True, False):
         assert flat_while(lambda: store.get("a", limit=4 * part), keep=keep)
@@ -319,34 +323,6 @@ def test_failed_uploads_leave_nothing_in_memory() -> None:
     store = patient(nobody, max_tries=2)
     assert flat_while(lambda: store.put("a", bytes(1 << 20)), keep=False)
     assert flat_while(lambda: store.create("a", bytes(1 << 20)), keep=False)
-
-
-def flat_while(fail: Callable[[], object], *, keep: bool) -> bool:
-    """Whether 200 failures of a MiB and more leave less than 16 KiB each behind, enough for the frames of an error."""
-    errors: list[Unavailable] = []
-    failed: list[None] = []
-
-    def once() -> None:
-        try:  # pytest.raises would tie a knot of its own that only the collector undoes
-            fail()
-        except Unavailable as error:
-            failed.append(None)
-            if keep:
-                errors.append(error)
-
-    once()
-    gc.collect()
-    gc.disable()
-    tracemalloc.start()
-    try:
-        for _ in range(200):
-            once()
-        left = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-        gc.enable()
-    assert len(failed) == 201
-    return left < 200 * (16 << 10)
 
 
 def test_the_meter_counts_what_went_through() -> None:
