@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ import torch
 
 from sparseloco.config import build_algorithm, load_config
 from sparseloco.data import open_dataset
-from sparseloco.launch import Solo
 from sparseloco.model import build_run_model
+from sparseloco.solo import Solo
 from sparseloco.trainer import train
-from sparseloco.transport.process_group import joined_group, meeting_folder
+from sparseloco.transport.deadline import Deadline
+from sparseloco.transport.meeting import joined_group, meeting_folder
 
 RANKS = 2
 INNER_STEPS = 10
@@ -102,8 +104,8 @@ def run_rank(rank: int, rounds: int, every: int, folder: str, answer: Connection
     )
     algorithm, dataset = build_algorithm(config), open_dataset(config.data)
     readings: list[dict[str, int]] = []
-    with joined_group(f"file://{folder}/rendezvous", rank, RANKS):
-        world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+    with joined_group(f"file://{folder}/rendezvous", rank, RANKS, Deadline()):
+        world = Solo(partial(build_run_model, config, dataset.vocab_size), algorithm, seed=config.train.seed)
         out = Path(folder, "run")
         out.mkdir(exist_ok=True)
         train(config, algorithm, dataset, out, label="soak", world=world, stop=reader(every, readings))
