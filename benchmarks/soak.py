@@ -74,9 +74,17 @@ def reading(round_: int) -> dict[str, int]:
         "round": round_,
         "resident_bytes": pages * resource.getpagesize(),
         "threads": len(os.listdir("/proc/self/task")),
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": sum(not is_of_rendezvous(name) for name in os.listdir("/proc/self/fd")),
         "tensors": sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()),
     }
+
+
+def is_of_rendezvous(descriptor: str) -> bool:
+    """Whether a descriptor is the file in which ranks met, which signs of life open anew each time."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").endswith("/rendezvous")
+    except FileNotFoundError:  # that of the listing itself is closed by now, or that of a sign of life
+        return True
 
 
 def reader(every: int, into: list[dict[str, int]]) -> Callable[[], bool]:
