@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ import torch
 
 from sparseloco.config import build_algorithm, load_config
 from sparseloco.data import open_dataset
-from sparseloco.launch import Solo
 from sparseloco.model import build_run_model
+from sparseloco.solo import Solo
 from sparseloco.trainer import train
-from sparseloco.transport.process_group import joined_group, meeting_folder
+from sparseloco.transport.deadline import Deadline
+from sparseloco.transport.meeting import joined_group, meeting_folder
 
 RANKS = 2
 INNER_STEPS = 10
@@ -72,9 +74,17 @@ def reading(round_: int) -> dict[str, int]:
         "round": round_,
         "resident_bytes": pages * resource.getpagesize(),
         "threads": len(os.listdir("/proc/self/task")),
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": sum(not is_of_rendezvous(name) for name in os.listdir("/proc/self/fd")),
         "tensors": sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()),
     }
+
+
+def is_of_rendezvous(descriptor: str) -> bool:
+    """Whether a descriptor is the file in which ranks met, which signs of life open anew each time."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").endswith("/rendezvous")
+    except FileNotFoundError:  # that of the listing itself is closed by now, or that of a sign of life
+        return True
 
 
 def reader(every: int, into: list[dict[str, int]]) -> Callable[[], bool]:
@@ -102,8 +112,8 @@ def run_rank(rank: int, rounds: int, every: int, folder: str, answer: Connection
     )
     algorithm, dataset = build_algorithm(config), open_dataset(config.data)
     readings: list[dict[str, int]] = []
-    with joined_group(f"file://{folder}/rendezvous", rank, RANKS):
-        world = Solo(build_run_model(config, dataset.vocab_size), algorithm, seed=config.train.seed)
+    with joined_group(f"file://{folder}/rendezvous", rank, RANKS, Deadline()):
+        world = Solo(partial(build_run_model, config, dataset.vocab_size), algorithm, seed=config.train.seed)
         out = Path(folder, "run")
         out.mkdir(exist_ok=True)
         train(config, algorithm, dataset, out, label="soak", world=world, stop=reader(every, readings))

@@ -20,7 +20,6 @@ def dying(self: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-Replica.stepped = dying  # type: ignore[method-assign]
-
-if __name__ == "__main__":
+if __name__ == "__main__":  # doctests import every file
+    Replica.stepped = dying  # type: ignore[method-assign]
     main()

@@ -152,7 +152,7 @@ def refusal(rank: int, case: str) -> str:
     peers: Any = ProcessGroup(mesh.get_group("replicate" if case == "group" else "peers"))
     transport: Any = Speaker(peers, mesh.get_group("peers" if case == "group" else "replicate"))
     try:
-        replica = Replica(model, algorithm, peer=transport.rank)
+        replica = Replica(model, algorithm, peer=transport.rank, nonfinite="stop")
         (peers if case == "silent" else transport).connect(replica)
         if case in DRIFTS and copy:
             with torch.no_grad():
@@ -161,6 +161,27 @@ def refusal(rank: int, case: str) -> str:
     except SparseLocoError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def abstention(rank: int) -> tuple[list[int], str]:
+    """Weights of what this rank applies, where a number of the second copies alone is not finite; its digest."""
+    mesh = mesh_of(2, 2, 1)
+    peer, copy = place_in(mesh)[:2]
+    model: Any = toy.net()
+    transport = Speaker(ProcessGroup(mesh.get_group("peers")), mesh.get_group("replicate"))
+    replica = Replica(model, presets.sparseloco(inner_steps=1), peer=peer)
+    transport.connect(replica)
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        for param in model.parameters():
+            param.add_(0.1)
+        if copy and peer:
+            model[2].bias.add_(float("nan"))
+        replica.stepped()
+        post_due(replica, transport)
+        (key,) = replica.due()
+        inbox = transport.collect(key)
+        replica.apply(key, inbox)
+    return [envelope.weight for envelope in inbox], replica.digest()
 
 
 def one_message(replica: Replica, transport: Any, lost: bool) -> None:

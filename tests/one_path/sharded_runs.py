@@ -141,3 +141,18 @@ def lists_sharded(rank: int) -> list[str]:
 
     world = Solo(Nested, runs.PANELED["diloco_2_panels"](), seed=0, shards=2)
     return [path for path, module in world.model.named_modules() if isinstance(module, FSDPModule)]
+
+
+class WithFrozen(runs.ToyLM):
+    """A frozen layer of uneven rows, and a table that the model derives anew each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 7).requires_grad_(False)
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+
+def fixed(rank: int) -> dict[str, str]:
+    """Digests of what training does not change, of a sharded model."""
+    warnings.filterwarnings("ignore", "buffers=|FSDP2-wrapped module", UserWarning)
+    return Solo(WithFrozen, runs.PANELED["diloco_2_panels"](), seed=0, shards=2).replicas[0].fixed_digests()

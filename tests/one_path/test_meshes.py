@@ -153,6 +153,12 @@ def test_what_fails_at_the_copy_that_speaks_fails_at_all_copies(four: Group) -> 
 def test_a_nan_at_one_copy_stops_all_copies(four: Group) -> None:
     texts = four.run(meshes.refusal, "nan")
     assert [text.partition(";")[0] for text in texts] == [
-        "DivergenceError: delta=failed at another shard of this replica: must succeed at all 2",
-        "DivergenceError: delta of 2.bias=not finite: must be finite (below 1e+37) to leave its replica",
+        "DeltaError: delta of 2.bias=not finite at another shard of this replica: must be finite at all 2",
+        "DeltaError: delta of 2.bias=not finite: must be finite (below 1e+37) to leave its replica",
     ] * 2
+
+
+def test_a_nan_at_one_copy_makes_all_copies_abstain(four: Group) -> None:
+    outcomes = four.run(meshes.abstention)
+    assert [weights for weights, _ in outcomes] == [[1, 0]] * 4
+    assert len({digest for _, digest in outcomes}) == 1

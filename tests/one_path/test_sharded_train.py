@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparseloco.bits import add_digests
+from sparseloco.replica import Replica
 from tests import runs
 from tests.mp import Group
 from tests.one_path import sharded_runs
@@ -180,3 +181,10 @@ def test_a_slow_writer_holds_nobody_up_c26_c27(four: Group, tmp_path: Path) -> N
         "step-00000006",
         "step-00000011",
     ]
+
+
+def test_frozen_parameters_are_known_by_all_their_rows(four: Group) -> None:
+    """So a checkpoint of shards and one of whole replicas name the same frozen weights."""
+    whole = Replica(sharded_runs.WithFrozen(), PANELED["diloco_2_panels"]()).fixed_digests()
+    assert set(whole) == {"base.weight", "base.bias", "table"}
+    assert four.run(sharded_runs.fixed) == [whole] * 4

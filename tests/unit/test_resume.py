@@ -37,6 +37,7 @@ def test_resume_is_as_if_never_stopped_c16_c23(method: str, tmp_path: Path) -> N
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:
+    """C-28: with messages in flight too, and there is nothing to call before a save."""
     algorithm = METHODS["sparseloco_delayed"]()
     for name, every in (("often", 1), ("never", 0)):
         runs.simulated(tmp_path / name, runs.config(every=every), algorithm)

@@ -9,7 +9,7 @@ import pytest
 
 from sparseloco.data.settings import DataConfig
 from sparseloco.errors import DivergenceError
-from sparseloco.resume import common_facts
+from sparseloco.identity import common_facts
 from sparseloco.settings import LoggingConfig, TransportConfig
 from sparseloco.transport import starts
 from sparseloco.transport.starts import compare_facts, name_divergence

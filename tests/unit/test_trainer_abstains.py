@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sparseloco import DivergenceError, trainer
+from sparseloco import DivergenceError, inner_step
+from sparseloco.inner_step import accumulate_gradients
 from sparseloco.launch import train_processes
-from sparseloco.trainer import accumulate_gradients
 from tests import runs
 from tests.unit.test_trainer import algorithm, data_config, dataset, run_config, settings  # noqa: F401
 
@@ -31,7 +31,7 @@ def losses(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> li
         loss = accumulate_gradients(*arguments)  # type: ignore[arg-type]
         return math.nan if is_bad(calls[-1]) else loss
 
-    monkeypatch.setattr(trainer, "accumulate_gradients", accumulate)
+    monkeypatch.setattr(inner_step, "accumulate_gradients", accumulate)
     return calls
 
 

@@ -33,6 +33,7 @@ EXTRAS = {
     "wandb": "wandb",
     "trackio": "trackio",
     "triton": "triton",
+    "torchft": "torchft",
 }
 """Extra -> the package that shows whether it is installed."""
 
