@@ -141,7 +141,10 @@ def drain(replica: Replica, transport: Transport) -> None:
 
 
 def _apply(replica: Replica, transport: Transport, key: Key) -> float:
-    inbox = transport.collect(key)
+    # A transport may have taken over shared state in which these rounds are applied already.
+    inbox = transport.collect(key) if key in replica.in_flight() else []
+    if key not in replica.in_flight():
+        return 0.0
     with replica.shards.jointly(f"round {key.round}"):
         return replica.apply(key, inbox)
 
