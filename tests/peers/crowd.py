@@ -127,6 +127,13 @@ class Peer:
         return {tell.kind for tell in self.said}
 
 
+def miss(peers: Sequence[Peer], clock: Clock) -> None:
+    """Let leases run out: of those that nobody puts any more, once the last one has been seen."""
+    for peer in peers:
+        peer.transport._heart.look()
+    clock.now += 1000.0
+
+
 def together(*jobs: Callable[[], None]) -> None:
     """Run jobs at the same time; the first error of one is raised."""
     errors: list[BaseException] = []

@@ -28,6 +28,12 @@ def test_keys_are_those_of_the_standard() -> None:
     assert me.peer_id == peer_id_of(RFC_PUBLIC) == "21fe31dfa154a261626bf854046fd227"
 
 
+def test_a_public_key_has_one_form() -> None:
+    for other in (RFC_PUBLIC.upper(), RFC_PUBLIC[:-1], RFC_PUBLIC + "\n", "x"):
+        with pytest.raises(ConfigError, match=r"must be 64 lower-case hex digits; copy it whole$"):
+            peer_id_of(other)
+
+
 def test_a_key_comes_back_from_its_file(tmp_path: Path) -> None:
     me = Identity.generate()
     me.save(tmp_path / "key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -65,11 +66,9 @@ def test_a_valid_manifest_comes_back() -> None:
 
 
 def test_the_bytes_are_those_of_the_page() -> None:
-    """docs/peers-protocol.md shows this head."""
-    data = seal(manifest(entries=(), left_out=()), identity(0))
-    assert data.startswith(
-        b'{"amended":[],"amendments":0,"attempt":0,"digest":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","entries":[],"format":1,'
-    )
+    page = (Path(__file__).parents[2] / "docs" / "peers-protocol.md").read_text("utf-8")
+    shown = page.partition("```json\n")[2].partition("```")[0]
+    assert shown.replace("\n", "").encode() == SEALED
 
 
 @pytest.mark.parametrize(
@@ -98,6 +97,7 @@ def test_the_bytes_are_those_of_the_page() -> None:
     ],
 )  # fmt: skip
 def test_each_rule_has_its_reason(changes: dict[str, Any], reason: str) -> None:
+    """Also C-12: one order of peers, so that all add up in it."""
     found = verdict(**changes)
     assert isinstance(found, Refusal)
     assert reason in found.reason
@@ -126,7 +126,7 @@ def test_values_of_another_form_are_refused(changes: dict[str, Any], reason: str
 
 
 def test_a_stranger_may_not_write() -> None:
-    """Refused: a manifest by a stranger; one that a writer did not sign; one signed for another place."""
+    """C-70. Refused: a manifest by a stranger, one that lists a stranger, and one that its writer did not sign."""
     run = make_run(admission="allow-list", members=tuple(sorted(identity(i).public for i in range(2))))
     history = replace(HISTORY, run=run)
     assert isinstance(verdict(history, run=run.run, left_out=()), Manifest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sparseloco.errors import DivergenceError, QuorumError
@@ -16,6 +18,7 @@ from sparseloco.peers.operations import (
     Get,
     Good,
     Inspect,
+    List,
     Operation,
     Outcome,
     Refused,
@@ -150,6 +153,15 @@ def test_a_peer_may_try_again_after_a_refused_frame_but_not_for_ever() -> None:
     assert PEERS[2] in {entry.peer for entry in late.drive(steps.run()).entries}
 
 
+def test_a_flood_of_ids_costs_a_bounded_number_of_downloads() -> None:
+    flood = {str(paths.Frame(0, 0, f"{n:032x}", 0, f"{n:064x}")): 100 for n in range(500)}
+    desk = Desk({**flood, **dict([frame(1), frame(2)])})
+    desk.drive(a_round(desk, policy={"max_peers": 3}).run())
+    asked = [one.path for inspect in desk.of(Inspect) for one in inspect.frames]
+    assert len(asked) <= 4 * 3 + 3
+    assert {frame(1)[0], frame(2)[0]} <= set(asked)
+
+
 def test_strangers_are_not_listed() -> None:
     keys = tuple(sorted(identity(i).public for i in range(2)))
     desk = Desk(dict([frame(1), frame(2)]))
@@ -192,6 +204,27 @@ def test_after_any_outcome_of_a_put_there_is_a_get(outcome: Outcome) -> None:
     follows = [one for one in desk.asked[create + 1 :] if not isinstance(one, Tell)]
     assert isinstance(follows[0], Get)
     assert bool(desk.said("cannot-write")) == isinstance(outcome, Refused)
+
+
+def test_a_store_that_does_not_answer_is_waited_for() -> None:
+    """An object that cannot be read is neither missing nor invalid; what is said is said once."""
+    desk = Desk(dict([frame(1), frame(2)]))
+
+    class Deaf(Desk):
+        def answer(self, operation: Operation) -> Outcome:
+            deaf = desk.time < 5 and isinstance(operation, Get | List | Inspect)
+            return Unavailable("503 \x1b") if deaf else desk.answer(operation)
+
+    manifest = Deaf().drive(a_round(desk).run())
+    assert len(manifest.entries) == 3
+    assert desk.time == 5
+    assert desk.said("waiting") == ["round 0, fragment 0: waiting for the store to answer: 503 \\x1b"]
+
+
+def test_a_frame_in_parts_is_left_out() -> None:
+    part = str(paths.Frame(0, 0, PEERS[2], 1, "c" * 64))
+    desk = Desk({**dict([frame(1)]), part: 100})
+    assert desk.drive(a_round(desk).run()).left_out[0].reason == "part=1: must be 0"
 
 
 def test_invalid_attempts_are_skipped() -> None:
@@ -238,10 +271,17 @@ def test_the_own_frame_is_put_until_it_is_there() -> None:
 
 def test_who_may_not_write_follows() -> None:
     desk = Desk(dict([frame(1), frame(2)]))
-    steps = a_round(desk, policy={"writers": (identity(1).public,)}, give_up_s=50.0)
-    with pytest.raises(QuorumError, match="only 3 of at least 2 peers"):
+    policy = {"writers": tuple(sorted(identity(i).public for i in (1, 5))), "deadline_s": 20.0}
+    steps = a_round(desk, policy=policy, give_up_s=50.0, last_seen=lambda: {PEERS[5]: 77.0})
+    with pytest.raises(QuorumError) as ended:
         desk.drive(steps.run())
     assert not desk.of(Create)
+    names = {f"{PEERS[5][:8]} last seen 77.0 s ago", f"{PEERS[1][:8]} never"}
+    head, _, rest = str(ended.value).partition(" (writers: ")
+    assert head == "round 0, fragment 0: 3 peers arrived, but no manifest within 50.0 s"
+    assert set(rest.partition(");")[0].split(", ")) == names
+    assert rest.endswith("); start a writer, or let the owner name others")
+    assert len(desk.said("waiting")) == 1
 
 
 def test_known_amendments_are_acknowledged() -> None:
@@ -268,6 +308,8 @@ def test_fates() -> None:
     assert own_fate(manifest, PEERS[0], "d" * 64) == Fate.STALE
     assert own_fate(manifest, PEERS[0], None) == Fate.STALE
     assert own_fate(manifest, PEERS[1], None) == Fate.NONE
+    for in_flight, fate in (("c" * 64, Fate.CREDITED), ("d" * 64, Fate.CREDITED), (None, Fate.NONE)):
+        assert own_fate(manifest, PEERS[0], in_flight, failed={"c" * 64}) == fate  # nobody applied it
 
 
 def test_what_a_round_writes_passes_the_judgement_of_others() -> None:

@@ -103,6 +103,15 @@ def test_what_could_hurt_a_reader_is_refused(section: str, value: dict[str, Any]
         msgspec.structs.replace(RUN, **{section: value})
 
 
+def test_values_are_plain() -> None:
+    for value, reason in (
+        (float("inf"), "train.x=inf: must be finite"),
+        (b"x", "train.x: must be a plain value, not a bytes"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            msgspec.structs.replace(RUN, train={"x": value})
+
+
 def test_a_dataset_of_the_hub_may_be_named() -> None:
     recipe = {"sources": [{"path": "owner/name", "format": "hf", "subset": "en", "weight": 1.0}, {"path": "stdlib"}]}
     run = msgspec.structs.replace(RUN, data=recipe).signed(identity(OWNER))

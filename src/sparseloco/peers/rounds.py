@@ -13,7 +13,7 @@ from enum import Enum
 from sparseloco.errors import DivergenceError, QuorumError
 from sparseloco.peers import deadline, paths
 from sparseloco.peers.canonical import sha256
-from sparseloco.peers.identity import Identity
+from sparseloco.peers.identity import Identity, peer_id_of
 from sparseloco.peers.listing import list_round
 from sparseloco.peers.manifest import (
     MAX_AMENDED,
@@ -53,6 +53,10 @@ MAX_TRIES = 3
 """Frames of one peer that are looked at in a round: one, and another if it was refused and the peer started over."""
 
 
+STRANGERS = 4
+"""Frames of peers without a lease are looked at up to so many times ``max_peers``, however many ids somebody makes."""
+
+
 class Fate(Enum):
     """What became of the own payload of a round (rules 2 and 5)."""
 
@@ -65,15 +69,19 @@ class Fate(Enum):
     """There was none."""
 
 
-def own_fate(manifest: Manifest, peer: str, in_flight: str | None) -> Fate:
+def own_fate(manifest: Manifest, peer: str, in_flight: str | None, failed: Collection[str] = ()) -> Fate:
     """What a peer does with its payload once it has the manifest.
 
     Args:
         manifest: The accepted one; an empty one credits everybody.
         peer: Oneself.
         in_flight: Hash of the frame that the private state holds for this round; None if it holds none.
+        failed: Hashes of listed frames that failed a check and so weighed nothing for all, for example because a writer
+            gave another weight than the frame's.
     """
     entry = manifest.entry_of(peer)
+    if entry is not None and entry.hash in failed:
+        entry = None
     if entry is not None and entry.hash != in_flight:
         return Fate.STALE
     if in_flight is None:
@@ -139,7 +147,7 @@ class Round:
         started = self.now()
         while (manifest := (yield from self.one_pass())) is None:
             if self.give_up_s is not None and self.now() - started >= self.give_up_s:
-                raise QuorumError(f"{self._where}: {self.missing_text()}; lower min_peers or raise deadline_s")
+                raise QuorumError(f"{self._where}: {self._stuck_text()}")
             yield Wait(self.poll_s)
         return manifest
 
@@ -151,6 +159,8 @@ class Round:
             yield from self.look()
             if self.history.policy.may_write(self.me.public):
                 manifest = yield from self.close()
+            elif self._waited() >= self.history.policy.deadline_s:
+                yield from self._tell_once("waiting", self._stuck_text())
         if manifest is not None:
             listed = f"{len(manifest.entries)} frames, attempt {manifest.attempt}, by {manifest.writer[:8]}"
             left = "".join(f"; {one.peer[:8]} left out: {one.reason}" for one in manifest.left_out)
@@ -205,8 +215,11 @@ class Round:
 
     def look(self) -> Steps[None]:
         """Take note of new frames, and check each before it can be listed."""
+        policy, live = self.history.policy, set(self.live())
         for named, size in (yield from list_round(self.history.round, self.history.fragment)) or ():
-            if isinstance(named, paths.Frame) and self.history.policy.admits(named.peer):
+            if not isinstance(named, paths.Frame) or not policy.admits(named.peer):
+                continue
+            if named.peer in live or len(self.seen.frames) < STRANGERS * policy.max_peers:
                 self._note(named, size)
         asked = [peer for peer in sorted(self.seen.frames) if peer not in self.seen.verdicts]
         if not asked:
@@ -276,7 +289,7 @@ class Round:
         place = paths.Manifest(self.history.round, self.history.fragment, self.seen.attempt)
         outcome = yield Create(str(place), seal(manifest, self.me))
         if isinstance(outcome, Refused):
-            yield from self._tell_once("cannot-write", f"the store refuses a manifest of this peer: {outcome.reason}")
+            yield from self._tell_once("cannot-write", f"the store refuses a manifest of this peer: {_line(outcome)}")
         return (yield from self.follow())
 
     @property
@@ -329,11 +342,28 @@ class Round:
             f"{peer[:8]} refused: {verdict.reason}" for peer, verdict in self.seen.verdicts.items()
             if isinstance(verdict, Bad)
         ]  # fmt: skip
-        waited = 0.0 if self.seen.first is None else self.now() - self.seen.first
         return (
-            f"only {good} of at least {self.history.policy.min_peers} peers arrived within {waited:.1f} s "
+            f"only {good} of at least {self.history.policy.min_peers} peers arrived within {self._waited():.1f} s "
             f"(missing: {', '.join(missing[:16]) or 'nobody else is known'})"
         )
+
+    def _stuck_text(self) -> str:
+        """Why there is no manifest, and what to do."""
+        policy = self.history.policy
+        good = sum(isinstance(verdict, Good) for verdict in self.seen.verdicts.values())
+        if good < policy.min_peers:
+            return f"{self.missing_text()}; lower min_peers or raise deadline_s"
+        ages, writers = self.last_seen(), [peer_id_of(key) for key in policy.writers]
+        seen = [
+            f"{peer[:8]} last seen {ages[peer]:.1f} s ago" if peer in ages else f"{peer[:8]} never" for peer in writers
+        ]
+        return (
+            f"{good} peers arrived, but no manifest within {self._waited():.1f} s (writers: "
+            f"{', '.join(seen[:16]) or 'everybody'}); start a writer, or let the owner name others"
+        )
+
+    def _waited(self) -> float:
+        return 0.0 if self.seen.first is None else self.now() - self.seen.first
 
     def _tell(self, kind: str, text: str) -> Tell:
         return Tell(kind, self.history.round, self.history.fragment, f"{self._where}: {text}")
