@@ -120,8 +120,7 @@ def test_a_late_payload_goes_into_the_residual(row: str, tmp_path: Path) -> None
         train_all(peers, 9)
         slow = peers.pop()
         slow.transport._heart.stop()
-        miss(peers, clock)
-        train_all(peers, 25)
+        together(lambda: train_all(peers, 25), lambda: miss(peers, 25, clock))
         slow.said.clear()
         while "credited" not in slow.kinds():
             slow.transport._may_lag = False  # it is busy with its own steps, and posts what is late

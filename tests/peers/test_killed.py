@@ -129,7 +129,7 @@ def test_who_comes_back_after_the_round_is_credited_or_counted_but_never_both(af
 
     def dies_and_is_missed() -> None:
         dies(victim, 17)
-        miss(peers, clock)
+        miss(peers, 17, clock)
 
     together(*[lambda peer=peer: peer.train(17) for peer in peers], dies_and_is_missed)
     posted = Journal(tmp_path / "2" / victim.run.run / victim.me.peer_id, victim.run.run).read(0)

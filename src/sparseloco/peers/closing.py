@@ -16,7 +16,7 @@ from sparseloco.peers.deadline import Arrivals
 from sparseloco.peers.driver import Driver, Teller
 from sparseloco.peers.frames import Expected, Frames
 from sparseloco.peers.identity import Identity
-from sparseloco.peers.manifest import History, Manifest
+from sparseloco.peers.manifest import Entry, History, Manifest
 from sparseloco.peers.operations import Object, Tell
 from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Fate, Round, own_fate
@@ -149,8 +149,15 @@ class Desk:
                 )
             driver.pause(self.poll_s)
         self._serve_later(fetching)
-        fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None)
-        return Closed(manifest, self._open(order, manifest, fate), fate)
+        opened = self._open(order, manifest)
+        failed = {entry.hash for entry in manifest.entries} - set(opened)
+        fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None, failed)
+        inbox = [
+            replace(opened[entry.hash], peer=order.number if self._is_mine(entry, fate) else FOREIGN + number)
+            for number, entry in enumerate(manifest.entries)
+            if entry.hash in opened
+        ]
+        return Closed(manifest, inbox, fate)
 
     def follow(self, order: Order) -> Manifest | None:
         """The manifest of a round that is closed already; None if it is open.
@@ -189,13 +196,15 @@ class Desk:
         del served[:-2]
         self.frames.forget_before(Key(served[0].manifest.round, manifest.fragment))
 
-    def _open(self, order: Order, manifest: Manifest, fate: Fate) -> list[Envelope]:
-        """Envelopes of all listed frames that pass every check; who fails one weighs nothing for anybody (rule 3)."""
-        inbox: list[Envelope] = []
-        for number, entry in enumerate(manifest.entries):
+    def _is_mine(self, entry: Entry, fate: Fate) -> bool:
+        return entry.peer == self.me.peer_id and fate == Fate.ACCEPTED
+
+    def _open(self, order: Order, manifest: Manifest) -> dict[str, Envelope]:
+        """Envelopes of listed frames that pass every check; who fails one weighs nothing for anybody (rule 3)."""
+        opened: dict[str, Envelope] = {}
+        for entry in manifest.entries:
             data = self.frames.get(entry.hash)
             assert data is not None
-            mine = entry.peer == self.me.peer_id and fate == Fate.ACCEPTED
             try:
                 envelope = order.expected.open(data, entry.peer)
                 if envelope.weight != entry.weight:
@@ -204,6 +213,6 @@ class Desk:
                 key = order.key
                 text = f"round {key.round}, fragment {key.fragment}: frame of {entry.peer[:8]} weighs nothing: {error}"
                 self.tell(Tell("bad-frame", key.round, key.fragment, text))
-                continue
-            inbox.append(replace(envelope, peer=order.number if mine else FOREIGN + number))
-        return inbox
+            else:
+                opened[entry.hash] = envelope
+        return opened
