@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
-from sparseloco.errors import WireError
+from sparseloco.errors import DivergenceError, WireError
 from sparseloco.peers import paths
 from sparseloco.peers.deadline import Arrivals
 from sparseloco.peers.driver import Driver, Teller
 from sparseloco.peers.frames import Expected, Frames
 from sparseloco.peers.identity import Identity
-from sparseloco.peers.manifest import History, Manifest
+from sparseloco.peers.manifest import Entry, History, Manifest
 from sparseloco.peers.operations import Object, Tell
 from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Fate, Round, own_fate
@@ -26,6 +26,10 @@ from sparseloco.types import Envelope, Key
 
 FOREIGN = 2**32
 """Numbers of other peers' envelopes start here, above all numbers that a frame can hold."""
+
+
+class BehindError(DivergenceError):
+    """This peer is so far behind that it has to start from a newer anchor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,7 @@ class Desk:
         live: Peers whose lease holds.
         last_seen: Seconds since each peer's lease changed.
         clock: Monotonic seconds.
+        newer_anchor: Whether a fragment can be taken up at a later round than this.
         poll_s: Seconds between two looks at a round.
         give_up_s: Seconds after which an open round is an error; None waits on.
         amendments: All that are known, by number.
@@ -91,6 +96,7 @@ class Desk:
     live: Callable[[], Collection[str]]
     last_seen: Callable[[], Mapping[str, float]]
     clock: Callable[[], float]
+    newer_anchor: Callable[[Key], bool]
     poll_s: float
     give_up_s: float | None = None
     amendments: list[Amendment] = field(default_factory=list)
@@ -104,6 +110,7 @@ class Desk:
 
         Raises:
             DriftError: if the manifest contradicts the own shared state.
+            BehindError: if the round is so old that its frames are removed.
             QuorumError: after ``give_up_s``.
             Interrupted: if the peer leaves.
         """
@@ -127,13 +134,30 @@ class Desk:
         return self.finish(order, manifest)
 
     def finish(self, order: Order, manifest: Manifest) -> Closed:
-        """Fetch what an accepted manifest lists."""
+        """Fetch what an accepted manifest lists; nobody goes on without (rule 3).
+
+        Raises:
+            BehindError: if it cannot be had, since rounds before a newer anchor are removed.
+        """
         driver = self.driver(order.key, order.expected)
         fetching = Fetching(manifest=manifest, me=self.me.peer_id, held=self.frames.hashes(), poll_s=self.poll_s)
-        driver.run(fetching.run())
+        while not driver.run(fetching.one_pass()):
+            if self.newer_anchor(order.key):
+                raise BehindError(
+                    f"round {order.key.round}, fragment {order.key.fragment}: frames are gone and a newer anchor is "
+                    "there; start from that"
+                )
+            driver.pause(self.poll_s)
         self._serve_later(fetching)
-        fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None)
-        return Closed(manifest, self._open(order, manifest, fate), fate)
+        opened = self._open(order, manifest)
+        failed = {entry.hash for entry in manifest.entries} - set(opened)
+        fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None, failed)
+        inbox = [
+            replace(opened[entry.hash], peer=order.number if self._is_mine(entry, fate) else FOREIGN + number)
+            for number, entry in enumerate(manifest.entries)
+            if entry.hash in opened
+        ]
+        return Closed(manifest, inbox, fate)
 
     def follow(self, order: Order) -> Manifest | None:
         """The manifest of a round that is closed already; None if it is open.
@@ -172,13 +196,15 @@ class Desk:
         del served[:-2]
         self.frames.forget_before(Key(served[0].manifest.round, manifest.fragment))
 
-    def _open(self, order: Order, manifest: Manifest, fate: Fate) -> list[Envelope]:
-        """Envelopes of all listed frames that pass every check; who fails one weighs nothing for anybody (rule 3)."""
-        inbox: list[Envelope] = []
-        for number, entry in enumerate(manifest.entries):
+    def _is_mine(self, entry: Entry, fate: Fate) -> bool:
+        return entry.peer == self.me.peer_id and fate == Fate.ACCEPTED
+
+    def _open(self, order: Order, manifest: Manifest) -> dict[str, Envelope]:
+        """Envelopes of listed frames that pass every check; who fails one weighs nothing for anybody (rule 3)."""
+        opened: dict[str, Envelope] = {}
+        for entry in manifest.entries:
             data = self.frames.get(entry.hash)
             assert data is not None
-            mine = entry.peer == self.me.peer_id and fate == Fate.ACCEPTED
             try:
                 envelope = order.expected.open(data, entry.peer)
                 if envelope.weight != entry.weight:
@@ -187,6 +213,6 @@ class Desk:
                 key = order.key
                 text = f"round {key.round}, fragment {key.fragment}: frame of {entry.peer[:8]} weighs nothing: {error}"
                 self.tell(Tell("bad-frame", key.round, key.fragment, text))
-                continue
-            inbox.append(replace(envelope, peer=order.number if mine else FOREIGN + number))
-        return inbox
+            else:
+                opened[entry.hash] = envelope
+        return opened

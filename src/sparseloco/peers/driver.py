@@ -55,11 +55,19 @@ class Driver:
         except StopIteration as end:
             return end.value
 
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            Interrupted: if this peer leaves meanwhile.
+        """
+        if self.stop.wait(seconds):
+            raise Interrupted(f"round {self.key.round}: must be closed before going on; this peer is leaving")
+
     def _do(self, operation: op.Operation) -> op.Outcome:  # one line per operation
         match operation:
             case op.Wait():
-                if self.stop.wait(operation.seconds):
-                    raise Interrupted(f"round {self.key.round}: must be closed before going on; this peer is leaving")
+                self.pause(operation.seconds)
                 return op.Done()
             case op.Tell():
                 self.tell(operation)

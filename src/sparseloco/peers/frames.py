@@ -1,7 +1,4 @@
-"""Frame objects: a wire frame with the key and the signature of its sender, and the checks that all readers make alike.
-
-An object holds all that its checks need, so that no peer can change a verdict later by taking something away.
-"""
+"""What the frames of a round must be like: the checks that all readers make alike, and the bytes that are held."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ from dataclasses import dataclass
 
 from sparseloco import wire
 from sparseloco.errors import ConfigError, WireError
-from sparseloco.peers.identity import PUBLIC_BYTES, SIGNATURE_BYTES, Domain, Identity, peer_id_of, verify
+from sparseloco.peers import paths, sealed
+from sparseloco.peers.identity import Identity
 from sparseloco.types import Coding, Envelope, Key, PartSpec
 
-SEAL_BYTES = PUBLIC_BYTES + SIGNATURE_BYTES
-_PART = 0
+_ANY_HASH = "0" * 64
 
 
-def seal_frame(envelope: Envelope, run: str, me: Identity) -> bytes:
-    """The object of an envelope: compact frame, public key, signature over run, round, fragment, part and frame.
+def seal_envelope(envelope: Envelope, run: str, me: Identity) -> bytes:
+    """The object of an envelope: a compact frame, sealed.
 
     Args:
         envelope: What to send.
@@ -30,8 +27,7 @@ def seal_frame(envelope: Envelope, run: str, me: Identity) -> bytes:
         DivergenceError: if a float is not finite.
     """
     frame = wire.encode(envelope, bytes.fromhex(run), Coding.COMPACT)
-    signature = me.sign(Domain.FRAME, run, envelope.key.round, envelope.key.fragment, _PART, body=frame)
-    return b"".join([frame, bytes.fromhex(me.public), signature])
+    return sealed.seal_frame(frame, me, run, *envelope.key)[1]
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Expected:
     @property
     def largest(self) -> int:
         """Bytes of the longest object that can pass."""
-        return max(wire.frame_bytes(self.specs, coding) for coding in Coding) + SEAL_BYTES
+        return max(wire.frame_bytes(self.specs, coding) for coding in Coding) + sealed.TRAILER_BYTES
 
     def open(self, data: bytes, peer: str) -> Envelope:
         """The envelope of an object in the folder of ``peer``; a pure function of the bytes.
@@ -65,15 +61,8 @@ class Expected:
         """
         if len(data) > self.largest:
             raise WireError(f"size={len(data)}: must be at most {self.largest}, the longest frame of this fragment")
-        if len(data) < SEAL_BYTES:
-            raise WireError(f"size={len(data)}: must be more than {SEAL_BYTES}")
-        frame, public = data[:-SEAL_BYTES], data[-SEAL_BYTES:-SIGNATURE_BYTES].hex()
-        if peer_id_of(public) != peer:
-            raise WireError(f"key={public[:16]}: must be the key that peer {peer} is named after")
-        place = (self.run, self.key.round, self.key.fragment, _PART)
-        if not verify(public, data[-SIGNATURE_BYTES:], Domain.FRAME, *place, body=frame):
-            raise WireError("signature: must be of this peer, for this run, round and fragment")
-        envelope = wire.decode(frame, self.specs, self.fingerprint, bytes.fromhex(self.run))
+        frame = sealed.open_frame(data, paths.Frame(*self.key, peer, 0, _ANY_HASH), self.run)
+        envelope = wire.decode(bytes(frame), self.specs, self.fingerprint, bytes.fromhex(self.run))
         if envelope.key != self.key:
             raise WireError(f"frame of round {envelope.key.round}, fragment {envelope.key.fragment}: must be of here")
         if envelope.digest != self.digest:

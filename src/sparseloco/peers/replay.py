@@ -17,13 +17,13 @@ from sparseloco import rejoin, wire
 from sparseloco.errors import CheckpointError, DivergenceError, StoreError, WireError
 from sparseloco.peers import anchors, paths
 from sparseloco.peers.claims import Reader, claim_at, next_claim, reader_of
-from sparseloco.peers.closing import Closed, Order
-from sparseloco.peers.frames import SEAL_BYTES
+from sparseloco.peers.closing import BehindError, Closed, Order
 from sparseloco.peers.journal import Posted
 from sparseloco.peers.manifest import History, Manifest, manifest_limit
 from sparseloco.peers.member import Member
 from sparseloco.peers.operations import DriftError, Tell
 from sparseloco.peers.rounds import Fate, own_fate
+from sparseloco.peers.sealed import TRAILER_BYTES
 from sparseloco.types import Key, Payload
 
 _AHEAD = 8
@@ -137,6 +137,16 @@ class CatchUp:
         self._used.clear()
         self._failed.clear()
         self._exhausted.clear()
+
+    def leap(self, key: Key) -> None:
+        """Go on from an anchor after that round, whose frames are gone.
+
+        Raises:
+            DivergenceError: if none can be used.
+        """
+        self._forget_failures()
+        self._from_anchor(key.fragment, None, above=key.round)
+        self.run()
 
     # -- where to start --------------------------------------------------------------------------------------
 
@@ -273,6 +283,10 @@ class CatchUp:
             self._say("drifted", key, str(error))
             self._start_again(key.fragment, until)
             return False
+        except BehindError as error:
+            self._say("behind", key, str(error))
+            self._from_anchor(key.fragment, until, above=key.round)
+            return False
         return True
 
     def _start_again(self, fragment: int, until: int | None) -> None:
@@ -361,7 +375,7 @@ class CatchUp:
         specs = lane.channel.part_specs(lane.state)
         run = bytes.fromhex(self.member.run.run)
         try:
-            return wire.decode(posted.frame[:-SEAL_BYTES], specs, self.member.replica.fingerprint, run).payload
+            return wire.decode(posted.frame[:-TRAILER_BYTES], specs, self.member.replica.fingerprint, run).payload
         except WireError as error:
             raise CheckpointError(f"journal: {error}; remove the journal, which costs its residual only") from error
 
