@@ -36,8 +36,8 @@ def train(peer: Peer) -> None:
 def test_bytes_of_the_access_log_are_those_reported(
     moto_url: str, open_moto: Callable[[str], Store], tmp_path: Path
 ) -> None:
-    """C-66: counted by a third party between peers and server. Frames and traffic to the byte; sums within 1 %, which is
-    what leases put again and again, and the objects of the probes, add to the log."""
+    """C-66: counted by a third party between peers and server. Frames and traffic to the byte; sums within 1 %, since
+    leases are put again and again, and the objects of the probes are gone."""
     algorithm = presets.diloco(inner_steps=1, inner=adamw(1e-3))
     run = make_run(algorithm, model(), min_peers=PEERS, anchor_every=10**6, lease_s=120.0)
     with in_front_of(moto_url) as log:
@@ -63,6 +63,8 @@ def test_bytes_of_the_access_log_are_those_reported(
         assert seen.bytes is not None
         dense = 4 * WIDTH * WIDTH
         assert log.put_bytes(".frame") == seen.bytes.frames == seen.bytes.listed > PEERS * ROUNDS * dense
-        assert sum(one.listed_bytes for one in seen.rounds) == seen.bytes.listed == sum(one.nbytes for one in seen.peers)
+        assert (
+            sum(one.listed_bytes for one in seen.rounds) == seen.bytes.listed == sum(one.nbytes for one in seen.peers)
+        )
         assert abs(log.put_bytes() - seen.bytes.total) <= 0.01 * log.put_bytes()
         assert seen.bytes.objects == len({line.path for line in log.lines if line.method == "PUT"}) - 2 * PEERS
