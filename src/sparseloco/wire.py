@@ -111,6 +111,20 @@ def decode(
     )
 
 
+def says(head: bytes) -> tuple[str, Key, str] | None:
+    """Run, place and digest that the first bytes of a frame name, unchecked: for people, never for decisions.
+
+    Returns:
+        16 hex digits, round and fragment, 32 hex digits; None if it is no header of this version.
+    """
+    if len(head) < _HEADER.size:
+        return None
+    said = _Header(*_HEADER.unpack_from(head))
+    if (said.magic, said.version, said.header_bytes) != (MAGIC, VERSION, HEADER_BYTES):
+        return None
+    return said.run.hex(), Key(said.round, said.fragment), said.digest.hex()
+
+
 def _sections(envelope: Envelope, coding: Coding) -> list[bytes | memoryview]:
     """Bytes of each block, in the order of the table."""
     sections: list[bytes | memoryview] = []

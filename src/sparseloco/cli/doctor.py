@@ -228,7 +228,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def title(name: str) -> str:
     """What a figure is called, without its unit."""
-    for unit in ("_bytes", "_flops", "_per_s"):
+    for unit in ("_bytes_per_s", "_bytes", "_flops", "_per_s", "_s"):
         name = name.removesuffix(unit)
     return name if name.isupper() else name.replace("_", " ")
 
@@ -241,8 +241,12 @@ def in_words(name: str, value: Any) -> str:
         return "none"
     if name.endswith("_bytes"):
         return units.num_bytes(value)
+    if name.endswith("_bytes_per_s"):
+        return f"{units.num_bytes(value)}/s"
     if name.endswith("_flops"):
         return f"{value / 1e9:,.0f} GFLOP/s"
     if name.endswith("_per_s"):
         return f"{units.count(value)}/s"
+    if name.endswith("_s"):
+        return f"{1000 * value:.1f} ms" if abs(value) < 1 else units.duration(value)
     return ", ".join(value) if isinstance(value, list) else str(value)

@@ -179,7 +179,7 @@ class Screen:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold")
         for section, figures in found.items():
-            if section == "findings":
+            if not isinstance(figures, Mapping):
                 continue
             for number, (name, value) in enumerate(figures.items()):
                 table.add_row(Text(section if number == 0 else ""), Text(title(name)), Text(in_words(name, value)))

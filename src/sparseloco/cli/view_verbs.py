@@ -34,15 +34,40 @@ def watch(
         raise typer.Exit(UNFINISHED)
 
 
-@app.command("doctor", epilog="Example: sparseloco doctor --json")
+@app.command("doctor", epilog="Example: sparseloco doctor s3://bucket/run --key peer.key")
 @command
-def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine has, what is slow on it and why. Takes some seconds and writes nothing that stays."""
-    from sparseloco.cli import doctor as examination
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", show_default=False, help="A store to examine instead of the machine.")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Key file of a peer, whose own folders are tried."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine has, what is slow on it and why. Takes some seconds and writes nothing that stays.
+
+    With URL the store of a run instead: whether it can be reached and does conditional puts, what these credentials
+    may do, latency, bandwidth, clock skew, and what round time to expect. The exit code is 1 if a peer could not take
+    part from here.
+    """
     from sparseloco.cli.screen import Screen
 
-    found = examination.examine()
+    if url is None:
+        from sparseloco.cli import doctor as examination
+        from sparseloco.errors import ConfigError
+
+        if key is not None:
+            raise ConfigError("--key: must stand beside a URL, whose store is tried with it; add the URL or drop it")
+        found = examination.examine()
+    else:
+        from sparseloco.cli import store_doctor
+
+        found = store_doctor.examine_url(url, key)
     print_json(found) if as_json else Screen(quiet=True).show_examination(found)
+    if not found.get("usable", True):
+        raise typer.Exit(UNFINISHED)
 
 
 @app.command(

@@ -74,10 +74,10 @@ def _page(
     options = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     return (
         jinja2.Environment(**options)
-        .from_string(_read("page.html"))
+        .from_string(read_asset("page.html"))
         .render(
             title=title,
-            style=_style_sheet(),
+            style=style_sheet(),
             story=story,
             runs=runs,
             charts=drawn,
@@ -94,7 +94,7 @@ def _page(
     )
 
 
-def _style_sheet() -> str:
+def style_sheet() -> str:
     """The rules of ``style.css`` after the colours that they share with the charts."""
 
     def variables(colours: Mapping[str, str]) -> str:
@@ -102,8 +102,9 @@ def _style_sheet() -> str:
 
     dark = f"@media screen and (prefers-color-scheme:dark){{{variables(DARK)}}}"
     classes = "".join(f".c{n}{{background:var(--c{n})}}" for n in range(NUM_COLOURS))
-    return "\n".join([variables(LIGHT), dark, _read("style.css") + classes])
+    return "\n".join([variables(LIGHT), dark, read_asset("style.css") + classes])
 
 
-def _read(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A file that lies beside this one."""
     return files("sparseloco.report").joinpath(name).read_text(encoding="utf-8")

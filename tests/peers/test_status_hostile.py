@@ -1,0 +1,184 @@
+"""Whatever lies in the store, the view holds, and says what it left aside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from sparseloco.errors import NotFound, Unavailable
+from sparseloco.peers import paths
+from sparseloco.peers.facts import printable
+from sparseloco.peers.manifest import LeftOut, seal
+from sparseloco.peers.status import Status
+from tests.peers.stage import IDS, ME, Stage
+from tests.peers.test_status import look, rounds, viewer
+
+
+def only_printable(status: Status) -> bool:
+    def texts(value: object) -> list[str]:
+        if isinstance(value, dict):
+            return [text for key, inner in value.items() for text in [*texts(key), *texts(inner)]]
+        if isinstance(value, list | tuple):
+            return [text for inner in value for text in texts(inner)]
+        return [value] if isinstance(value, str) else []
+
+    return all(text.isascii() and text.isprintable() for text in texts(status.to_json()))
+
+
+def test_rubbish_where_a_manifest_belongs_is_named_and_skipped() -> None:
+    stage = Stage()
+    stage.store.put("rounds/00000000/0000/manifest-0000.json", b"\x1b[31m{]")
+    stage.close(0, 1, attempt=1)
+    one = rounds(look(stage))[0]
+    assert (one.closed, one.attempt) == (True, 1)
+    assert one.skipped[0].startswith("attempt 0: manifest: ")
+
+
+@pytest.mark.parametrize("kind", ["stranger", "forged", "elsewhere", "too heavy", "nested"])
+def test_a_manifest_that_does_not_count_closes_nothing(kind: str) -> None:
+    stage = Stage(writers=[ME[0].public], max_tokens_per_round=1000)
+    stage.close(0, 1)
+    history = stage.histories[0]
+    entries = (stage.frame(0, 1), stage.frame(1, 1))
+    good = stage.manifest(history, entries)
+    bad = {
+        "stranger": lambda: seal(good, ME[3]),
+        "forged": lambda: seal(good, ME[0]).replace(b'"weight":7', b'"weight":8'),
+        "elsewhere": lambda: seal(msgspec.structs.replace(good, previous="d" * 64), ME[0]),
+        "too heavy": lambda: seal(
+            stage.manifest(history, tuple(msgspec.structs.replace(one, weight=1001) for one in entries)), ME[0]
+        ),
+        "nested": lambda: b"[" * 5000,
+    }[kind]()
+    stage.store.put("rounds/00000001/0000/manifest-0000.json", bad)
+    seen = look(stage)
+    assert seen.closed == {0: 1}
+    (problem,) = seen.problems
+    assert problem.startswith("round 1, fragment 0: attempt 0: ")
+    assert rounds(seen)[1].skipped == (problem.partition(": ")[2],)
+    assert only_printable(seen)
+
+
+def test_a_manifest_that_is_too_large_is_not_downloaded() -> None:
+    stage = Stage(max_peers=2)
+    stage.store.put("rounds/00000000/0000/manifest-0000.json", bytes(2 << 20))
+    seen = look(stage)
+    assert seen.problems[0].startswith("round 0, fragment 0: attempt 0: manifest: ")
+    assert seen.closed == {0: 0}
+
+
+def test_of_two_manifests_that_lie_about_the_state_the_named_one_counts() -> None:
+    """A reader without shared state cannot tell which is right; the next round can, since it names one."""
+    stage = Stage()
+    history = stage.close(0, 1, attempt=1) and stage.histories[0]
+    first = replace(history, round=0, previous="0" * 64)
+    stage.put(stage.manifest(first, (), digest="b" * 32))
+    seen = look(stage)
+    assert seen.closed == {0: 0}
+    assert seen.problems == (
+        "round 0, fragment 0: 2 manifests are in order but for the shared state, and only peers know that; the next "
+        "round will name one",
+    )
+    stage.close(0, 1)
+    seen = look(stage)
+    assert (seen.closed, rounds(seen)[0].attempt, seen.problems) == ({0: 2}, 1, ())
+    assert rounds(seen)[0].skipped == (
+        "attempt 0: in order but for the shared state; attempt 1 is one that the next round names",
+    )
+
+
+def test_foreign_names_are_counted_and_left_alone() -> None:
+    stage = Stage()
+    stage.close(0, 1)
+    for path in ("rounds/x", "peers/BOB/lease.json", "a/b"):
+        stage.store.put(path, bytes(1000))
+    seen = look(stage)
+    assert seen.closed == {0: 1}
+    assert seen.bytes is not None
+    assert seen.bytes.other >= 3000
+    assert seen.problems == ("3 objects have names that no peer makes, such as 'a/b'; they are left alone",)
+
+
+def test_leases_that_are_not_their_peers() -> None:
+    stage = Stage()
+    stage.lease(0)
+    stage.lease(1, signer=2)
+    stage.store.put(str(paths.Lease(IDS[3])), bytes(1 << 20))
+    stage.lease(4, round=-(10**300))
+    stage.store.put(str(paths.Lease(IDS[5])), b"{}")
+    path = str(paths.Lease(IDS[6]))
+    stage.lease(6)
+    stage.store.fails[path] = NotFound(f"get {path}: there is no such object")
+    seen = look(stage)
+    assert [(one.peer, one.round) for one in seen.peers] == [(IDS[0], 0), (IDS[4], None)]
+    assert any(one.startswith(f"lease of peer {IDS[1]}: must be signed by it") for one in seen.problems)
+    assert len(seen.problems) == 4
+    assert only_printable(seen)
+
+
+def test_anchors_that_no_manifest_names_come_last() -> None:
+    stage = Stage(anchor_every=1)
+    manifest = stage.close(0, 1)
+    stage.store.put(f"anchors/00000000/{manifest.digest}/{'e' * 64}.safetensors", bytes(10))
+    for number in range(70):
+        stage.store.put(f"anchors/99999999/{'c' * 32}/{number:064x}.safetensors", bytes(10))
+    seen = look(stage)
+    assert [one.vouched for one in seen.anchors] == [True] + [False] * 63
+    assert seen.anchors[0].round == 0
+
+
+def test_frames_of_peers_that_are_not_admitted_are_not_shown() -> None:
+    members = tuple(sorted(one.public for one in ME[:2]))
+    stage = Stage(admission="allow-list", members=members)
+    stage.frame(0, 0)
+    stage.frame(5, 0)
+    stage.lease(6)
+    one = rounds(look(stage))[0]
+    assert [sent.peer for sent in one.sent] == [IDS[0]]
+    assert one.missing == ()
+
+
+def test_fragments_that_no_manifest_ever_closed_are_not_believed() -> None:
+    stage = Stage()
+    stage.close(0, 1)
+    for fragment in range(1, 9):
+        stage.frame(2, 0, fragment=fragment)
+    assert look(stage).closed == {0: 1, 1: 0}
+
+
+def test_reasons_of_a_writer_stay_a_line() -> None:
+    """`left_out` is for people: strict decoding lets printable ASCII through, and nothing that moves a cursor."""
+    stage = Stage()
+    stage.close(0, 1, left_out={2: "<script>alert(1)</script> [bold]"})
+    seen = look(stage)
+    assert rounds(seen)[0].left_out == ((IDS[2], "<script>alert(1)</script> [bold]"),)
+    history = stage.histories[0]
+    evil = stage.manifest(history, (stage.frame(0, 1), stage.frame(1, 1)))
+    evil = msgspec.structs.replace(evil, left_out=(LeftOut(peer=IDS[2], reason="\x1b[2J"),))
+    stage.store.put("rounds/00000001/0000/manifest-0000.json", seal(evil, ME[0]))
+    seen = look(stage)
+    assert seen.closed == {0: 1}
+    assert only_printable(seen)
+
+
+def test_problems_are_not_without_end() -> None:
+    stage = Stage()
+    for attempt in range(64):
+        stage.store.put(str(paths.Manifest(0, 0, attempt)), b"x")
+    assert len(look(stage).problems) == 50
+
+
+def test_printable_escapes_and_cuts() -> None:
+    assert printable("a\x1b[31m\u202eb\n") == "a\\x1b[31m\\u202eb\\n"
+    assert printable("x" * 10**6) == "x" * 300
+    assert len(printable("\U0001f600" * 300)) == 303
+
+
+def test_a_dead_store_is_one_error() -> None:
+    stage = Stage()
+    one = viewer(stage)
+    stage.store.fails[""] = Unavailable("list: the store did not answer, or broke off; try again")
+    with pytest.raises(Unavailable, match=r"^list: the store did not answer"):
+        one.look()
