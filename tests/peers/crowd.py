@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,16 @@ def make_run(algorithm: Algorithm, model: nn.Module, **policy: Any) -> RunFile:
     ).signed(OWNER)
 
 
+class Clock:
+    """Seconds that pass when a test says so: a peer that is slow is waited for, and one that is gone is not."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @dataclass
 class Peer:
     """One peer: its model, its replica, its way to the store."""
@@ -77,6 +88,7 @@ class Peer:
     model: nn.Module = field(default_factory=toy.net)
     said: list[Tell] = field(default_factory=list)
     give_up_s: float | None = 60.0
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.replica = Replica(self.model, self.algorithm, peer=self.number)
@@ -89,20 +101,27 @@ class Peer:
             give_up_s=self.give_up_s,
             patience=Patience(base_s=0.01, cap_s=0.1),
             tell=self.said.append,
+            clock=self.clock,
         )
         self.digests: dict[int, str] = {}
 
     def train(self, until: int) -> None:
         """Inner steps until the shared step is ``until``."""
-        while True:
-            self.transport.connect(self.replica)
-            self.digests[self.replica.step] = self.replica.digest()
-            if self.replica.step >= until:
-                return
-            x = toy.batch(self.replica.step + 1, self.number)
-            toy.loss_of(self.model, x).backward()
-            advance(self.replica, self.transport)
-            settle(self.replica, self.transport)
+        self.arrive()
+        while self.replica.step < until:
+            self.step()
+            self.arrive()
+
+    def arrive(self) -> None:
+        """Join, or look whether the others have gone on."""
+        self.transport.connect(self.replica)
+        self.digests[self.replica.step] = self.replica.digest()
+
+    def step(self) -> None:
+        """One inner step and what is due after it."""
+        toy.loss_of(self.model, toy.batch(self.replica.step + 1, self.number)).backward()
+        advance(self.replica, self.transport)
+        settle(self.replica, self.transport)
 
     def kinds(self) -> set[str]:
         return {tell.kind for tell in self.said}

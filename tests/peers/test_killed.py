@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sparseloco.peers.store import Listed, Store, open_store
 from sparseloco.transport.faults import Crash
 from tests import toy
 from tests.driver import ROWS
-from tests.peers.crowd import Peer, identities, loopback, make_run, together, train_all
+from tests.peers.crowd import Clock, Peer, identities, loopback, make_run, together, train_all
 
 
 class Deadly:
@@ -63,9 +64,10 @@ class Deadly:
             raise Crash("killed")
 
 
-def make(row: str, tmp_path: Path, store: Store, number: int, **policy: Any) -> Peer:
+def make(row: str, tmp_path: Path, store: Store, number: int, *, clock: Clock | None = None, **policy: Any) -> Peer:
     run = make_run(ROWS[row](), toy.net(), **policy)
-    return Peer(run, ROWS[row](), store, identities(3)[number], tmp_path / str(number), number)
+    folder = tmp_path / str(number)
+    return Peer(run, ROWS[row](), store, identities(3)[number], folder, number, clock=clock or time.monotonic)
 
 
 def dies(peer: Peer, until: int) -> None:
@@ -113,14 +115,24 @@ def test_restart_posts_the_same_bytes_and_the_round_is_what_it_would_have_been(
 def test_who_comes_back_after_the_round_is_credited_or_counted_but_never_both(after: bool, tmp_path: Path) -> None:
     """C-35, C-49: the manifest decides; losing a peer for good costs its residual only."""
     store = open_store("memory://")
-    policy: dict[str, Any] = {"min_peers": 2, "deadline_s": 1.0, "lease_s": 1.0}
-    peers = [make("sparseloco", tmp_path, store, number, **policy) for number in range(2)]
-    victim = make("sparseloco", tmp_path, Deadly(store, 1, after=after), 2, **policy)
-    together(*[lambda peer=peer: peer.train(17) for peer in peers], lambda: dies(victim, 17))
+    clock = Clock()
+    peers = [make("sparseloco", tmp_path, store, number, clock=clock) for number in range(2)]
+    victim = make("sparseloco", tmp_path, Deadly(store, 1, after=after), 2, clock=clock)
+    everybody = [*peers, victim]
+    for peer in everybody:
+        peer.arrive()
+    for peer in everybody:
+        peer.transport._heart.look()
+
+    def dies_and_is_missed() -> None:
+        dies(victim, 17)
+        clock.now += 1000.0
+
+    together(*[lambda peer=peer: peer.train(17) for peer in peers], dies_and_is_missed)
     posted = Journal(tmp_path / "2" / victim.run.run / victim.me.peer_id, victim.run.run).read(0)
     assert posted is not None
     assert posted.key.round == 1
-    back = make("sparseloco", tmp_path, store, 2, **policy)
+    back = make("sparseloco", tmp_path, store, 2)
     try:
         back.transport.connect(back.replica)
         assert back.replica.digest() == peers[0].replica.digest()

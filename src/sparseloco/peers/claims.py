@@ -6,14 +6,16 @@ checked by somebody who has that state; whoever uses a claim does so later.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sparseloco.errors import StoreError, TooLarge, WireError
-from sparseloco.peers import canonical, paths
-from sparseloco.peers.manifest import History, Manifest, judge, manifest_limit
+from sparseloco.peers import anchors, canonical, paths
+from sparseloco.peers.manifest import History, Manifest, is_signed, judge, manifest_limit
 from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, read_amendment
-from sparseloco.peers.store import Store
+from sparseloco.peers.store import Store, get_steady
+from sparseloco.types import Key
 
 MAX_ATTEMPTS = 64
 Reader = Callable[[str, int], bytes | None]
@@ -24,8 +26,9 @@ def reader_of(store: Store) -> Reader:
     """Read from a store; whatever goes wrong means that nothing was had, and what is too large is nothing of ours."""
 
     def read(path: str, limit: int) -> bytes | None:
+        is_right = is_signed if isinstance(paths.parse(path), paths.Manifest) else bool
         try:
-            return store.get(path, limit=limit)
+            return get_steady(store, path, is_right, limit=limit)
         except TooLarge:
             return b""
         except StoreError:
@@ -37,10 +40,17 @@ def reader_of(store: Store) -> Reader:
 def next_claim(read: Reader, chain: History) -> Manifest | None:
     """The first attempt of the chain's next round that is in order but for its shared state."""
     for place, data, told in _attempts(read, chain):
-        verdict = judge(data, place, replace(chain, digest=told.digest, state_sha256=told.state_sha256))
-        if isinstance(verdict, Manifest):
-            return verdict
+        if manifest := _judge(data, place, replace(chain, digest=told.digest, state_sha256=told.state_sha256)):
+            return manifest
     return None
+
+
+def _judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | None:
+    """The manifest if it is in order; one that lacks the hash that is due is not, whatever the reader's state."""
+    if history.wants_state_hash != bool(history.state_sha256):
+        return None
+    verdict = judge(data, place, history)
+    return verdict if isinstance(verdict, Manifest) else None
 
 
 def claim_at(read: Reader, run: RunFile, fragment: int, round: int) -> tuple[Manifest, History] | None:
@@ -53,6 +63,17 @@ def claim_at(read: Reader, run: RunFile, fragment: int, round: int) -> tuple[Man
         named = {manifest.previous for manifest, _ in _claims(read, run, fragment, round + 1)}
         found = [pair for pair in found if pair[0].sha256 in named] or found
     return found[0] if found else None
+
+
+def anchored_after(store: Store, run: RunFile, key: Key) -> bool:
+    """Whether a fragment has an anchor of a later round that a manifest vouches for."""
+    with contextlib.suppress(StoreError):
+        there = anchors.listed(store)
+        for round in sorted({place.round for place in there if place.round > key.round}, reverse=True):
+            found = claim_at(reader_of(store), run, key.fragment, round)
+            if found and found[0].state_sha256 and anchors.path_of(found[0]) in map(str, there):
+                return True
+    return False
 
 
 def _claims(read: Reader, run: RunFile, fragment: int, round: int) -> list[tuple[Manifest, History]]:
@@ -70,9 +91,8 @@ def _claims(read: Reader, run: RunFile, fragment: int, round: int) -> list[tuple
             amendments=amendments,
             state_sha256=told.state_sha256,
         )
-        verdict = judge(data, place, history)
-        if isinstance(verdict, Manifest):
-            found.append((verdict, replace(history, digest="", state_sha256="")))
+        if manifest := _judge(data, place, history):
+            found.append((manifest, replace(history, digest="", state_sha256="")))
     return found
 
 

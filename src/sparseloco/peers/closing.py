@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
-from sparseloco.errors import WireError
+from sparseloco.errors import DivergenceError, WireError
 from sparseloco.peers import paths
 from sparseloco.peers.deadline import Arrivals
 from sparseloco.peers.driver import Driver, Teller
@@ -26,6 +26,10 @@ from sparseloco.types import Envelope, Key
 
 FOREIGN = 2**32
 """Numbers of other peers' envelopes start here, above all numbers that a frame can hold."""
+
+
+class BehindError(DivergenceError):
+    """This peer is so far behind that it has to start from a newer anchor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,7 @@ class Desk:
         live: Peers whose lease holds.
         last_seen: Seconds since each peer's lease changed.
         clock: Monotonic seconds.
+        newer_anchor: Whether a fragment can be taken up at a later round than this.
         poll_s: Seconds between two looks at a round.
         give_up_s: Seconds after which an open round is an error; None waits on.
         amendments: All that are known, by number.
@@ -91,6 +96,7 @@ class Desk:
     live: Callable[[], Collection[str]]
     last_seen: Callable[[], Mapping[str, float]]
     clock: Callable[[], float]
+    newer_anchor: Callable[[Key], bool]
     poll_s: float
     give_up_s: float | None = None
     amendments: list[Amendment] = field(default_factory=list)
@@ -104,6 +110,7 @@ class Desk:
 
         Raises:
             DriftError: if the manifest contradicts the own shared state.
+            BehindError: if the round is so old that its frames are removed.
             QuorumError: after ``give_up_s``.
             Interrupted: if the peer leaves.
         """
@@ -127,10 +134,20 @@ class Desk:
         return self.finish(order, manifest)
 
     def finish(self, order: Order, manifest: Manifest) -> Closed:
-        """Fetch what an accepted manifest lists."""
+        """Fetch what an accepted manifest lists; nobody goes on without (rule 3).
+
+        Raises:
+            BehindError: if it cannot be had, since rounds before a newer anchor are removed.
+        """
         driver = self.driver(order.key, order.expected)
         fetching = Fetching(manifest=manifest, me=self.me.peer_id, held=self.frames.hashes(), poll_s=self.poll_s)
-        driver.run(fetching.run())
+        while not driver.run(fetching.one_pass()):
+            if self.newer_anchor(order.key):
+                raise BehindError(
+                    f"round {order.key.round}, fragment {order.key.fragment}: frames are gone and a newer anchor is "
+                    "there; start from that"
+                )
+            driver.pause(self.poll_s)
         self._serve_later(fetching)
         fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None)
         return Closed(manifest, self._open(order, manifest, fate), fate)

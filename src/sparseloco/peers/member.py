@@ -127,6 +127,11 @@ class Member:
         self.posted.pop(key, None)
         if closed.fate == Fate.STALE:
             self._drop_residual(key)
+        elif closed.fate == Fate.CREDITED:
+            text = (
+                f"round {key.round}, fragment {key.fragment}: closed without this peer's frame; it owes it from now on"
+            )
+            self.desk.tell(Tell("credited", key.round, key.fragment, text))
         if manifest.state_sha256:
             self._write_anchor(manifest, order.history.policy.anchor_every, order.history.policy.lease_s)
 

@@ -17,7 +17,7 @@ from sparseloco import rejoin, wire
 from sparseloco.errors import CheckpointError, DivergenceError, StoreError, WireError
 from sparseloco.peers import anchors, paths
 from sparseloco.peers.claims import Reader, claim_at, next_claim, reader_of
-from sparseloco.peers.closing import Closed, Order
+from sparseloco.peers.closing import BehindError, Closed, Order
 from sparseloco.peers.frames import SEAL_BYTES
 from sparseloco.peers.journal import Posted
 from sparseloco.peers.manifest import History, Manifest, manifest_limit
@@ -137,6 +137,16 @@ class CatchUp:
         self._used.clear()
         self._failed.clear()
         self._exhausted.clear()
+
+    def leap(self, key: Key) -> None:
+        """Go on from an anchor after that round, whose frames are gone.
+
+        Raises:
+            DivergenceError: if none can be used.
+        """
+        self._forget_failures()
+        self._from_anchor(key.fragment, None, above=key.round)
+        self.run()
 
     # -- where to start --------------------------------------------------------------------------------------
 
@@ -272,6 +282,10 @@ class CatchUp:
         except DriftError as error:
             self._say("drifted", key, str(error))
             self._start_again(key.fragment, until)
+            return False
+        except BehindError as error:
+            self._say("behind", key, str(error))
+            self._from_anchor(key.fragment, until, above=key.round)
             return False
         return True
 

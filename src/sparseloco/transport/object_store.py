@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sparseloco.errors import ConfigError, Interrupted, NotFound
 from sparseloco.peers import anchors, canonical, paths
-from sparseloco.peers.claims import amendment_of, reader_of
-from sparseloco.peers.closing import Closed, Desk, Order
+from sparseloco.peers.claims import amendment_of, anchored_after, reader_of
+from sparseloco.peers.closing import BehindError, Closed, Desk, Order
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.journal import Journal
 from sparseloco.peers.leases import Heart
@@ -28,7 +28,7 @@ from sparseloco.peers.replay import CatchUp, Progress
 from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run
 from sparseloco.peers.store import Store, open_store, probe
 from sparseloco.replica import Replica
-from sparseloco.transport.base import Traffic
+from sparseloco.transport.base import Traffic, settle
 from sparseloco.types import Envelope, Key
 
 _LOG = logging.getLogger("sparseloco.peers")
@@ -119,6 +119,7 @@ class ObjectStore:
             live=self._heart.live,
             last_seen=self._heart.last_seen,
             clock=clock,
+            newer_anchor=lambda key: anchored_after(self.store, self.run, key),
             poll_s=poll_s,
             give_up_s=give_up_s,
         )
@@ -173,6 +174,7 @@ class ObjectStore:
 
         Returns:
             Envelopes in the order of the manifest: the own one with the own number, others numbered from ``2**32``.
+            Empty if the replica was so late that it was moved to a newer anchor; the key is not in flight then.
 
         Raises:
             DivergenceError: if the manifest contradicts the own shared state, and no replay explains it.
@@ -193,6 +195,12 @@ class ObjectStore:
             self._catch_up.again(key)
             order = member.order(key, replayed=True)
             closed = self._desk.close(order)
+        except BehindError as error:
+            self._tell(Tell("behind", key.round, key.fragment, str(error)))
+            assert self._catch_up is not None
+            self._catch_up.leap(key)
+            self._resume()
+            return []
         member.accept(order, closed)
         self._heart.round = key.round + 1
         self._may_lag = True
@@ -200,7 +208,8 @@ class ObjectStore:
 
     def put_back(self, key: Key, inbox: list[Envelope]) -> None:
         """Keep an inbox for one later ``collect``."""
-        self._early[key] = inbox
+        if key in self._connected().replica.in_flight():
+            self._early[key] = inbox
 
     def traffic(self, peer: int) -> Traffic:
         """Bytes of objects that this peer has sent and received, of whatever kind."""
@@ -285,8 +294,7 @@ class ObjectStore:
                 self._close_later(key)
         for envelope in replica.outbox():
             self.post(envelope)
-        for key in replica.due():
-            replica.apply(key, self.collect(key))
+        settle(replica, self)
 
     def _close_later(self, key: Key) -> None:
         assert self._closers is not None
