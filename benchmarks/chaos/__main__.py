@@ -5,8 +5,8 @@
 Twice as many rounds as asked for, in two runs. In the first, peers are threads, and every request may be delayed,
 dropped, done and its answer lost, done twice, cut short, damaged, refused with 503, or answered with an old listing. In
 the second they are processes that are killed with -9 as well: at seeded moments, and before, during and after each kind
-of store operation; they come back with what is on their disk. The hostile peer puts rubbish, forged, replayed, overweight
-and tampered frames, manifests of its own, and takes frames away once they are listed. Afterwards the ledger of every
+of store operation; they come back with what is on their disk. The hostile peer puts rubbish, forged, replayed and
+overweight frames, manifests of its own, and takes frames away once they are listed. Afterwards the ledger of every
 honest peer is closed against the manifests: sum of deltas = accepted + residual + shed by decay, in float64.
 
 Ends with 1 if a digest differed, a ledger did not close, a round was lost, memory grew or the loss is another.

@@ -11,7 +11,7 @@ from typing import Any
 from sparseloco.errors import StoreError, WireError
 from sparseloco.peers import paths
 from sparseloco.peers.canonical import sha256
-from sparseloco.peers.frames import seal_frame
+from sparseloco.peers.frames import seal_envelope
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.manifest import Manifest, seal
 from sparseloco.peers.run_file import RunFile
@@ -91,14 +91,14 @@ class HostileStore:
 
     def _forged(self, frame: paths.Frame, data: bytes) -> None:
         assert self.envelope is not None
-        self.store.put(str(frame), seal_frame(self.envelope, self.run.run, _STRANGER))
+        self.store.put(str(frame), seal_envelope(self.envelope, self.run.run, _STRANGER))
 
     def _replayed(self, frame: paths.Frame, data: bytes) -> None:
         self.store.put(str(replace(frame, hash=sha256(self._last))), self._last)
 
     def _changed(self, frame: paths.Frame, **changes: Any) -> None:
         assert self.envelope is not None
-        data = seal_frame(replace(self.envelope, **changes), self.run.run, self.me)
+        data = seal_envelope(replace(self.envelope, **changes), self.run.run, self.me)
         self.store.put(str(replace(frame, hash=sha256(data))), data)
 
     def _tampered(self, frame: paths.Frame, data: bytes) -> None:

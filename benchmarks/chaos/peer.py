@@ -21,7 +21,7 @@ from benchmarks.chaos.hostile import HostileStore
 from benchmarks.chaos.ledger import Ledger, decoded, delta_of, flat
 from sparseloco.errors import StoreError, WireError
 from sparseloco.peers.canonical import sha256
-from sparseloco.peers.frames import seal_frame
+from sparseloco.peers.frames import seal_envelope
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.journal import Journal
 from sparseloco.peers.member import tensor_table
@@ -184,7 +184,7 @@ class Seat:
             replica.local_step()
             delta, residual = delta_of(replica), flat(lane.state.residual)
             for envelope in replica.outbox():
-                frame = seal_frame(envelope, self.run.run, self.me)
+                frame = seal_envelope(envelope, self.run.run, self.me)
                 sent = decoded(replica, envelope.payload)
                 self.ledger.write(envelope.key.round, sha256(frame), delta=delta, residual=residual, sent=sent)
                 if isinstance(store, HostileStore):

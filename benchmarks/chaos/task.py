@@ -1,4 +1,4 @@
-"""What the peers learn: a small regression in float64, with noise that nobody can learn, and a loss that is held out."""
+"""What the peers learn: a small regression in float64, with noise that nobody can learn, and a held-out loss."""
 
 from __future__ import annotations
 

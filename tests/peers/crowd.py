@@ -127,6 +127,13 @@ class Peer:
         return {tell.kind for tell in self.said}
 
 
+def miss(peers: Sequence[Peer], until: int, clock: Clock) -> None:
+    """Let time pass for peers that train, so that they wait for nobody who is gone; both are needed in every round."""
+    while any(peer.replica.step < until for peer in peers):
+        clock.now += 10.0
+        time.sleep(0.02)
+
+
 def together(*jobs: Callable[[], None]) -> None:
     """Run jobs at the same time; the first error of one is raised."""
     errors: list[BaseException] = []

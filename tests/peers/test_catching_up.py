@@ -16,7 +16,7 @@ from sparseloco.peers.store import Store, open_store
 from sparseloco.types import Key
 from tests import toy
 from tests.driver import ROWS
-from tests.peers.crowd import Clock, Peer, identities, make_run, together, train_all
+from tests.peers.crowd import Clock, Peer, identities, make_run, miss, together, train_all
 
 ALL = ["sparseloco", "diloco", "streaming_diloco", "sparseloco_delayed", "powersgd"]
 
@@ -120,8 +120,7 @@ def test_a_late_payload_goes_into_the_residual(row: str, tmp_path: Path) -> None
         train_all(peers, 9)
         slow = peers.pop()
         slow.transport._heart.stop()
-        clock.now += 1000.0
-        train_all(peers, 25)
+        together(lambda: train_all(peers, 25), lambda: miss(peers, 25, clock))
         slow.said.clear()
         while "credited" not in slow.kinds():
             slow.transport._may_lag = False  # it is busy with its own steps, and posts what is late

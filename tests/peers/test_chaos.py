@@ -54,7 +54,7 @@ def test_six_rounds_of_chaos_lose_nothing() -> None:
 
 
 def test_what_is_not_as_it_must_be_is_named() -> None:
-    good: dict[str, Any] = {name: 0.0 for name in LIMITS} | {"loss_ratio": 0.99}
+    good: dict[str, Any] = dict.fromkeys(LIMITS, 0.0) | {"loss_ratio": 0.99}
     assert complaints(good) == []
     for name in LIMITS:
         bad = good | ({"loss_ratio": 0.97} if name == "loss_excess" else {name: 0.2})

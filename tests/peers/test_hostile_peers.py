@@ -14,7 +14,7 @@ import pytest
 
 from sparseloco.peers import paths
 from sparseloco.peers.canonical import sha256
-from sparseloco.peers.frames import Expected, seal_frame
+from sparseloco.peers.frames import Expected, seal_envelope
 from sparseloco.peers.identity import Domain, Identity
 from sparseloco.peers.manifest import Manifest, seal
 from sparseloco.peers.store import Listed, Store, open_store
@@ -46,34 +46,34 @@ def put_frame(store: Store, data: bytes, peer: Identity = HOSTILE, number: int =
 
 def forged(store: Store, run: str) -> None:
     """In the name of another: the key is not the one that the folder is named after."""
-    put_frame(store, seal_frame(first_envelope(), run, identity("somebody else")))
+    put_frame(store, seal_envelope(first_envelope(), run, identity("somebody else")))
 
 
 def tampered(store: Store, run: str) -> None:
-    data = bytearray(seal_frame(first_envelope(), run, HOSTILE))
+    data = bytearray(seal_envelope(first_envelope(), run, HOSTILE))
     data[100] ^= 1
     put_frame(store, bytes(data))
 
 
 def replayed(store: Store, run: str) -> None:
     """A frame of another round, honestly signed for that one."""
-    put_frame(store, seal_frame(first_envelope(key=Key(1, 0)), run, HOSTILE))
+    put_frame(store, seal_envelope(first_envelope(key=Key(1, 0)), run, HOSTILE))
 
 
 def for_another_run(store: Store, run: str) -> None:
-    put_frame(store, seal_frame(first_envelope(), "f" * 16, HOSTILE))
+    put_frame(store, seal_envelope(first_envelope(), "f" * 16, HOSTILE))
 
 
 def too_heavy(store: Store, run: str) -> None:
-    put_frame(store, seal_frame(first_envelope(weight=2**20), run, HOSTILE))
+    put_frame(store, seal_envelope(first_envelope(weight=2**20), run, HOSTILE))
 
 
 def of_another_state(store: Store, run: str) -> None:
-    put_frame(store, seal_frame(first_envelope(digest="0" * 32), run, HOSTILE))
+    put_frame(store, seal_envelope(first_envelope(digest="0" * 32), run, HOSTILE))
 
 
 def of_another_algorithm(store: Store, run: str) -> None:
-    put_frame(store, seal_frame(first_envelope(fingerprint="0" * 16), run, HOSTILE))
+    put_frame(store, seal_envelope(first_envelope(fingerprint="0" * 16), run, HOSTILE))
 
 
 def rubbish(store: Store, run: str) -> None:
@@ -93,14 +93,14 @@ def of_other_bytes(store: Store, run: str) -> None:
 
 
 RUBBISH: dict[str, tuple[Callable[[Store, str], None], str]] = {
-    "forged": (forged, "must be the key that peer"),
-    "tampered": (tampered, "signature: must be of this peer, for this run, round and fragment"),
-    "replayed": (replayed, "signature: must be of this peer, for this run, round and fragment"),
-    "another run": (for_another_run, "signature: must be of this peer, for this run, round and fragment"),
+    "forged": (forged, "the key in the frame is another peer's"),
+    "tampered": (tampered, "the signature is not for this run, round, fragment and content"),
+    "replayed": (replayed, "the signature is not for this run, round, fragment and content"),
+    "another run": (for_another_run, "the signature is not for this run, round, fragment and content"),
     "weight": (too_heavy, "weight=1048576: must be from 1 to 1000"),
     "state": (of_another_state, "digest=00000000000000000000000000000000: must be"),
     "algorithm": (of_another_algorithm, "frame says algorithm 0000000000000000"),
-    "rubbish": (rubbish, "must be the key that peer"),
+    "rubbish": (rubbish, "the key in the frame is another peer's"),
     "bomb": (bomb, "frame="),
     "hash": (of_other_bytes, "its bytes do not match the hash in its path"),
 }

@@ -7,15 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from sparseloco.peers import paths
 from sparseloco.peers.journal import Journal
+from sparseloco.peers.manifest import Manifest
 from sparseloco.peers.store import Listed, Store, open_store
 from sparseloco.transport.faults import Crash
 from tests import toy
 from tests.driver import ROWS
-from tests.peers.crowd import Clock, Peer, identities, loopback, make_run, together, train_all
+from tests.peers.crowd import Clock, Peer, identities, loopback, make_run, miss, together, train_all
 
 
 class Deadly:
@@ -126,7 +129,7 @@ def test_who_comes_back_after_the_round_is_credited_or_counted_but_never_both(af
 
     def dies_and_is_missed() -> None:
         dies(victim, 17)
-        clock.now += 1000.0
+        miss(peers, 17, clock)
 
     together(*[lambda peer=peer: peer.train(17) for peer in peers], dies_and_is_missed)
     posted = Journal(tmp_path / "2" / victim.run.run / victim.me.peer_id, victim.run.run).read(0)
@@ -136,7 +139,8 @@ def test_who_comes_back_after_the_round_is_credited_or_counted_but_never_both(af
     try:
         back.transport.connect(back.replica)
         assert back.replica.digest() == peers[0].replica.digest()
-        listed = any("3 frames" in tell.text for tell in peers[0].said if tell.round == 1)
+        manifest = msgspec.json.decode(store.get(str(paths.Manifest(1, 0, 0)), limit=2**20), type=Manifest)
+        listed = manifest.entry_of(back.me.peer_id) is not None
         lane = back.replica.lanes[0]
         owed = [block.clone() for block in posted.residual]
         if not listed:

@@ -1,25 +1,25 @@
-"""Frame objects: a wire frame with the key and the signature of its sender, and the checks that all readers make alike.
-
-An object holds all that its checks need, so that no peer can change a verdict later by taking something away.
-"""
+"""What the frames of a round must be like: the checks that all readers make alike, and the bytes that are held."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from sparseloco import wire
 from sparseloco.errors import ConfigError, WireError
-from sparseloco.peers.identity import PUBLIC_BYTES, SIGNATURE_BYTES, Domain, Identity, peer_id_of, verify
+from sparseloco.peers import paths, sealed
+from sparseloco.peers.canonical import sha256
+from sparseloco.peers.identity import Identity
 from sparseloco.types import Coding, Envelope, Key, PartSpec
 
-SEAL_BYTES = PUBLIC_BYTES + SIGNATURE_BYTES
-_PART = 0
+_ANY_HASH = "0" * 64
 
 
-def seal_frame(envelope: Envelope, run: str, me: Identity) -> bytes:
-    """The object of an envelope: compact frame, public key, signature over run, round, fragment, part and frame.
+def seal_envelope(envelope: Envelope, run: str, me: Identity) -> bytes:
+    """The object of an envelope: a compact frame, sealed.
 
     Args:
         envelope: What to send.
@@ -30,8 +30,7 @@ def seal_frame(envelope: Envelope, run: str, me: Identity) -> bytes:
         DivergenceError: if a float is not finite.
     """
     frame = wire.encode(envelope, bytes.fromhex(run), Coding.COMPACT)
-    signature = me.sign(Domain.FRAME, run, envelope.key.round, envelope.key.fragment, _PART, body=frame)
-    return b"".join([frame, bytes.fromhex(me.public), signature])
+    return sealed.seal_frame(frame, me, run, *envelope.key)[1]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Expected:
     @property
     def largest(self) -> int:
         """Bytes of the longest object that can pass."""
-        return max(wire.frame_bytes(self.specs, coding) for coding in Coding) + SEAL_BYTES
+        return max(wire.frame_bytes(self.specs, coding) for coding in Coding) + sealed.TRAILER_BYTES
 
     def open(self, data: bytes, peer: str) -> Envelope:
         """The envelope of an object in the folder of ``peer``; a pure function of the bytes.
@@ -65,15 +64,8 @@ class Expected:
         """
         if len(data) > self.largest:
             raise WireError(f"size={len(data)}: must be at most {self.largest}, the longest frame of this fragment")
-        if len(data) < SEAL_BYTES:
-            raise WireError(f"size={len(data)}: must be more than {SEAL_BYTES}")
-        frame, public = data[:-SEAL_BYTES], data[-SEAL_BYTES:-SIGNATURE_BYTES].hex()
-        if peer_id_of(public) != peer:
-            raise WireError(f"key={public[:16]}: must be the key that peer {peer} is named after")
-        place = (self.run, self.key.round, self.key.fragment, _PART)
-        if not verify(public, data[-SIGNATURE_BYTES:], Domain.FRAME, *place, body=frame):
-            raise WireError("signature: must be of this peer, for this run, round and fragment")
-        envelope = wire.decode(frame, self.specs, self.fingerprint, bytes.fromhex(self.run))
+        frame = sealed.open_frame(data, paths.Frame(*self.key, peer, 0, _ANY_HASH), self.run)
+        envelope = wire.decode(bytes(frame), self.specs, self.fingerprint, bytes.fromhex(self.run))
         if envelope.key != self.key:
             raise WireError(f"frame of round {envelope.key.round}, fragment {envelope.key.fragment}: must be of here")
         if envelope.digest != self.digest:
@@ -92,17 +84,26 @@ class Expected:
 class Frames:
     """Bytes of the objects of the last rounds, by hash; for relays, and so that nothing is fetched twice.
 
-    Safe to share between threads.
+    What is kept on a local disk outlives this process. Else a frame that its peer took away, and that was held by peers
+    alone that were killed, would be lost, and nobody goes on without it. Safe to share between threads.
+
+    Args:
+        folder: A local directory for what is kept; None keeps nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self._lock = threading.Lock()
         self._held: dict[str, bytes] = {}
         self._keys: dict[str, Key] = {}
+        self._folder = folder
+        self._kept: dict[str, Key] = {}
+        for path in folder.glob("*-*-*") if folder else ():
+            number, fragment, hash_ = path.name.split("-")
+            self._kept[hash_] = Key(int(number), int(fragment))
 
     def put(self, key: Key, data: bytes) -> str:
-        """Keep an object; returns its hash."""
-        hash_ = hashlib.sha256(data).hexdigest()
+        """Hold an object in memory; returns its hash."""
+        hash_ = sha256(data)
         with self._lock:
             self._held[hash_], self._keys[hash_] = data, key
         return hash_
@@ -110,19 +111,54 @@ class Frames:
     def get(self, hash_: str) -> bytes | None:
         """The bytes with that hash, if they are here."""
         with self._lock:
-            return self._held.get(hash_)
+            data, key = self._held.get(hash_), self._kept.get(hash_)
+        if data is None and key is not None:
+            with contextlib.suppress(OSError):
+                data = self._path(key, hash_).read_bytes()
+            if data is None or sha256(data) != hash_:
+                return None
+        return data
 
     def hashes(self) -> set[str]:
         """All that is here."""
         with self._lock:
-            return set(self._held)
+            return {*self._held, *self._kept}
+
+    def keep(self, key: Key, hashes: Iterable[str]) -> None:
+        """Write objects of a round to the disk.
+
+        Raises:
+            OSError: if they cannot be written.
+        """
+        for hash_ in hashes if self._folder else ():
+            data, path = self._held.get(hash_), self._path(key, hash_)
+            if data is None or hash_ in self._kept:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            half = path.with_name(f".{hash_}.tmp")
+            half.write_bytes(data)  # the disk need not have it at once: what is damaged is not used
+            half.rename(path)
+            with self._lock:
+                self._kept[hash_] = key
 
     def forget_before(self, key: Key) -> None:
-        """Drop objects of that fragment's earlier rounds."""
+        """Drop objects of that fragment's earlier rounds from memory."""
         with self._lock:
-            for hash_, place in list(self._keys.items()):
-                if place.fragment == key.fragment and place.round < key.round:
-                    del self._held[hash_], self._keys[hash_]
+            for hash_ in _of_rounds_before(key, self._keys):
+                del self._held[hash_], self._keys[hash_]
+
+    def remove_before(self, key: Key) -> None:
+        """Drop objects of that fragment's earlier rounds from the disk."""
+        with self._lock:
+            for hash_ in _of_rounds_before(key, self._kept):
+                self._path(self._kept.pop(hash_), hash_).unlink(missing_ok=True)
+
+    def _path(self, key: Key, hash_: str) -> Path:
+        return (self._folder or Path()) / f"{key.round:08}-{key.fragment:04}-{hash_}"
+
+
+def _of_rounds_before(key: Key, keys: dict[str, Key]) -> list[str]:
+    return [hash_ for hash_, at in keys.items() if at.fragment == key.fragment and at.round < key.round]
 
 
 def check_weight_within(weight: int, most: int) -> None:

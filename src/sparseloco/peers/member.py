@@ -11,7 +11,7 @@ from sparseloco import rejoin
 from sparseloco.errors import ConfigError, StoreError
 from sparseloco.peers import anchors, canonical
 from sparseloco.peers.closing import Closed, Desk, Order
-from sparseloco.peers.frames import Expected, check_weight_within, seal_frame
+from sparseloco.peers.frames import Expected, check_weight_within, seal_envelope
 from sparseloco.peers.journal import Journal, Posted
 from sparseloco.peers.manifest import History, Manifest
 from sparseloco.peers.operations import Tell
@@ -111,7 +111,7 @@ class Member:
         """
         fragment = envelope.key.fragment
         check_weight_within(envelope.weight, self.chains[fragment].policy.max_tokens_per_round)
-        frame = seal_frame(envelope, self.run.run, self.desk.me)
+        frame = seal_envelope(envelope, self.run.run, self.desk.me)
         residual = self.replica.lanes[fragment].state.residual
         self.journal.write(Posted(envelope.key, frame, envelope.weight, residual))
         self.hold(envelope.key, frame)

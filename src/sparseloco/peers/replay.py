@@ -18,12 +18,12 @@ from sparseloco.errors import CheckpointError, DivergenceError, StoreError, Wire
 from sparseloco.peers import anchors, paths
 from sparseloco.peers.claims import Reader, claim_at, next_claim, reader_of
 from sparseloco.peers.closing import BehindError, Closed, Order
-from sparseloco.peers.frames import SEAL_BYTES
 from sparseloco.peers.journal import Posted
 from sparseloco.peers.manifest import History, Manifest, manifest_limit
 from sparseloco.peers.member import Member
 from sparseloco.peers.operations import DriftError, Tell
 from sparseloco.peers.rounds import Fate, own_fate
+from sparseloco.peers.sealed import TRAILER_BYTES
 from sparseloco.types import Key, Payload
 
 _AHEAD = 8
@@ -375,7 +375,7 @@ class CatchUp:
         specs = lane.channel.part_specs(lane.state)
         run = bytes.fromhex(self.member.run.run)
         try:
-            return wire.decode(posted.frame[:-SEAL_BYTES], specs, self.member.replica.fingerprint, run).payload
+            return wire.decode(posted.frame[:-TRAILER_BYTES], specs, self.member.replica.fingerprint, run).payload
         except WireError as error:
             raise CheckpointError(f"journal: {error}; remove the journal, which costs its residual only") from error
 
