@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from sparseloco.errors import StoreError, TooLarge, WireError
 from sparseloco.peers import anchors, canonical, paths
-from sparseloco.peers.manifest import History, Manifest, judge, manifest_limit
+from sparseloco.peers.manifest import History, Manifest, is_signed, judge, manifest_limit
 from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, read_amendment
-from sparseloco.peers.store import Store
+from sparseloco.peers.store import Store, get_steady
 from sparseloco.types import Key
 
 MAX_ATTEMPTS = 64
@@ -26,8 +26,9 @@ def reader_of(store: Store) -> Reader:
     """Read from a store; whatever goes wrong means that nothing was had, and what is too large is nothing of ours."""
 
     def read(path: str, limit: int) -> bytes | None:
+        is_right = is_signed if isinstance(paths.parse(path), paths.Manifest) else bool
         try:
-            return store.get(path, limit=limit)
+            return get_steady(store, path, is_right, limit=limit)
         except TooLarge:
             return b""
         except StoreError:

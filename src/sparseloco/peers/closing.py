@@ -5,6 +5,7 @@ Everything that a peer uses in every round is in :class:`Desk`; what belongs to 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
@@ -24,6 +25,7 @@ from sparseloco.peers.run_file import Amendment
 from sparseloco.peers.store import Store
 from sparseloco.types import Envelope, Key
 
+_IN_MEMORY = 2
 FOREIGN = 2**32
 """Numbers of other peers' envelopes start here, above all numbers that a frame can hold."""
 
@@ -103,6 +105,7 @@ class Desk:
     frames: Frames = field(default_factory=Frames)
     stop: threading.Event = field(default_factory=threading.Event)
     _served: dict[int, list[Fetching]] = field(default_factory=dict)
+    _turn: int = 0
     _arrivals: dict[int, Arrivals] = field(default_factory=dict)
 
     def close(self, order: Order) -> Closed:
@@ -148,7 +151,7 @@ class Desk:
                     "there; start from that"
                 )
             driver.pause(self.poll_s)
-        self._serve_later(fetching)
+        self._serve_later(fetching, order.history.policy.anchor_every)
         opened = self._open(order, manifest)
         failed = {entry.hash for entry in manifest.entries} - set(opened)
         fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None, failed)
@@ -179,22 +182,31 @@ class Desk:
         return [self.pool.submit(driver.fetch, one) for one in objects if self.frames.get(one.hash) is None]
 
     def serve(self) -> None:
-        """Put frames of the last rounds again for peers that cannot fetch them."""
+        """Put frames again for peers that cannot fetch them: those of the last rounds, and of an older one in turn."""
         for fragment, served in list(self._served.items()):
-            for fetching in list(served):
+            older = served[:-_IN_MEMORY]
+            self._turn += 1
+            for fetching in [*older[self._turn % len(older) :][:1], *served[-_IN_MEMORY:]] if older else list(served):
                 self.driver(Key(fetching.manifest.round, fragment), None).run(fetching.serve())
 
     def driver(self, key: Key, expected: Expected | None) -> Driver:
         """The world as a round of one fragment sees it."""
         return Driver(self.store, self.frames, self.pool, key, expected, self.tell, self.stop)
 
-    def _serve_later(self, fetching: Fetching) -> None:
-        """Keep the frames of this round and the one before, and forget older ones."""
+    def _serve_later(self, fetching: Fetching, anchor_every: int) -> None:
+        """Keep frames that others may still need: two rounds in memory, and on the disk as far as the last two anchors.
+
+        A peer that was killed starts from an anchor, and needs what it has applied since, like those who come late.
+        """
         manifest = fetching.manifest
-        served = self._served.setdefault(manifest.fragment, [])
-        served.append(fetching)
-        del served[:-2]
-        self.frames.forget_before(Key(served[0].manifest.round, manifest.fragment))
+        key = Key(manifest.round, manifest.fragment)
+        with contextlib.suppress(OSError):  # without space on the disk it goes on like one that keeps nothing
+            self.frames.keep(key, [entry.hash for entry in manifest.entries])
+        oldest = Key(key.round - 2 * anchor_every, key.fragment)
+        served = self._served.setdefault(key.fragment, [])
+        served[:] = [one for one in served if one.manifest.round >= oldest.round] + [fetching]
+        self.frames.remove_before(oldest)
+        self.frames.forget_before(Key(served[-_IN_MEMORY:][0].manifest.round, key.fragment))
 
     def _is_mine(self, entry: Entry, fate: Fate) -> bool:
         return entry.peer == self.me.peer_id and fate == Fate.ACCEPTED

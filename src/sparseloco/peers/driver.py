@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -12,8 +11,10 @@ from typing import TypeVar
 from sparseloco.errors import AlreadyExists, Denied, Interrupted, NotFound, StoreError, WireError
 from sparseloco.errors import TooLarge as TooLargeError
 from sparseloco.peers import operations as op
+from sparseloco.peers.canonical import sha256
 from sparseloco.peers.frames import Expected, Frames
-from sparseloco.peers.store import Store
+from sparseloco.peers.manifest import is_signed
+from sparseloco.peers.store import Store, get_steady
 from sparseloco.types import Key
 
 _T = TypeVar("_T")
@@ -91,7 +92,8 @@ class Driver:
                 found = self.store.list(operation.prefix, after=operation.after)
                 return op.Listing(tuple((entry.path, entry.size) for entry in found))
             case op.Get():
-                return op.Found(self.store.get(operation.path, limit=operation.limit))
+                # All peers must come to one verdict on what lies there, so damage on the way must not enter it.
+                return op.Found(get_steady(self.store, operation.path, is_signed, limit=operation.limit))
             case op.Create():
                 self.store.create(operation.path, operation.data)
             case op.Put():
@@ -112,10 +114,10 @@ class Driver:
         if self.frames.get(one.hash) is not None:
             return None
         try:
-            data = self.store.get(one.path, limit=one.size)
+            data = get_steady(self.store, one.path, lambda data: sha256(data) == one.hash, limit=one.size)
         except StoreError as error:
             return outcome_of(error)
-        if len(data) != one.size or hashlib.sha256(data).hexdigest() != one.hash:
+        if len(data) != one.size or sha256(data) != one.hash:
             return op.Missing()
         self.frames.put(self.key, data)
         return None

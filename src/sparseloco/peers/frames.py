@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from sparseloco import wire
 from sparseloco.errors import ConfigError, WireError
 from sparseloco.peers import paths, sealed
+from sparseloco.peers.canonical import sha256
 from sparseloco.peers.identity import Identity
 from sparseloco.types import Coding, Envelope, Key, PartSpec
 
@@ -81,17 +84,26 @@ class Expected:
 class Frames:
     """Bytes of the objects of the last rounds, by hash; for relays, and so that nothing is fetched twice.
 
-    Safe to share between threads.
+    What is kept on a local disk outlives this process. Else a frame that its peer took away, and that was held by peers
+    alone that were killed, would be lost, and nobody goes on without it. Safe to share between threads.
+
+    Args:
+        folder: A local directory for what is kept; None keeps nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self._lock = threading.Lock()
         self._held: dict[str, bytes] = {}
         self._keys: dict[str, Key] = {}
+        self._folder = folder
+        self._kept: dict[str, Key] = {}
+        for path in folder.glob("*-*-*") if folder else ():
+            number, fragment, hash_ = path.name.split("-")
+            self._kept[hash_] = Key(int(number), int(fragment))
 
     def put(self, key: Key, data: bytes) -> str:
-        """Keep an object; returns its hash."""
-        hash_ = hashlib.sha256(data).hexdigest()
+        """Hold an object in memory; returns its hash."""
+        hash_ = sha256(data)
         with self._lock:
             self._held[hash_], self._keys[hash_] = data, key
         return hash_
@@ -99,19 +111,54 @@ class Frames:
     def get(self, hash_: str) -> bytes | None:
         """The bytes with that hash, if they are here."""
         with self._lock:
-            return self._held.get(hash_)
+            data, key = self._held.get(hash_), self._kept.get(hash_)
+        if data is None and key is not None:
+            with contextlib.suppress(OSError):
+                data = self._path(key, hash_).read_bytes()
+            if data is None or sha256(data) != hash_:
+                return None
+        return data
 
     def hashes(self) -> set[str]:
         """All that is here."""
         with self._lock:
-            return set(self._held)
+            return {*self._held, *self._kept}
+
+    def keep(self, key: Key, hashes: Iterable[str]) -> None:
+        """Write objects of a round to the disk.
+
+        Raises:
+            OSError: if they cannot be written.
+        """
+        for hash_ in hashes if self._folder else ():
+            data, path = self._held.get(hash_), self._path(key, hash_)
+            if data is None or hash_ in self._kept:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            half = path.with_name(f".{hash_}.tmp")
+            half.write_bytes(data)  # the disk need not have it at once: what is damaged is not used
+            half.rename(path)
+            with self._lock:
+                self._kept[hash_] = key
 
     def forget_before(self, key: Key) -> None:
-        """Drop objects of that fragment's earlier rounds."""
+        """Drop objects of that fragment's earlier rounds from memory."""
         with self._lock:
-            for hash_, place in list(self._keys.items()):
-                if place.fragment == key.fragment and place.round < key.round:
-                    del self._held[hash_], self._keys[hash_]
+            for hash_ in _of_rounds_before(key, self._keys):
+                del self._held[hash_], self._keys[hash_]
+
+    def remove_before(self, key: Key) -> None:
+        """Drop objects of that fragment's earlier rounds from the disk."""
+        with self._lock:
+            for hash_ in _of_rounds_before(key, self._kept):
+                self._path(self._kept.pop(hash_), hash_).unlink(missing_ok=True)
+
+    def _path(self, key: Key, hash_: str) -> Path:
+        return (self._folder or Path()) / f"{key.round:08}-{key.fragment:04}-{hash_}"
+
+
+def _of_rounds_before(key: Key, keys: dict[str, Key]) -> list[str]:
+    return [hash_ for hash_, at in keys.items() if at.fragment == key.fragment and at.round < key.round]
 
 
 def check_weight_within(weight: int, most: int) -> None:

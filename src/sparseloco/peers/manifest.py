@@ -174,6 +174,15 @@ def seal(manifest: Manifest, writer: Identity) -> bytes:
     return canonical.encode(msgspec.structs.replace(bare, signature=signature.hex()))
 
 
+def is_signed(data: bytes) -> bool:
+    """Whether these are the bytes of a manifest, signed by the writer that it names, whoever that is."""
+    try:
+        manifest = canonical.decode(data, Manifest, what="manifest", limit=len(data))
+    except WireError:
+        return False
+    return _is_by_its_writer(manifest)
+
+
 def judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | Refusal | Drifted:
     """The verdict on the bytes at a manifest's path: a pure function, equal for all peers of equal history.
 
@@ -223,11 +232,13 @@ def _misplaced(manifest: Manifest, place: paths.Manifest, history: History) -> s
 def _unsigned(manifest: Manifest, policy: Policy) -> str:
     if not policy.may_write(manifest.writer):
         return f"writer={manifest.writer} is not among those who may write manifests"
+    return "" if _is_by_its_writer(manifest) else f"the signature is not that of writer={manifest.writer}"
+
+
+def _is_by_its_writer(manifest: Manifest) -> bool:
     bare = canonical.encode(msgspec.structs.replace(manifest, signature=_NO_SIGNATURE))
     signature = bytes.fromhex(manifest.signature)
-    if not verify(manifest.writer, signature, Domain.MANIFEST, *_place_fields(manifest), body=bare):
-        return f"the signature is not that of writer={manifest.writer}"
-    return ""
+    return verify(manifest.writer, signature, Domain.MANIFEST, *_place_fields(manifest), body=bare)
 
 
 def _amended(manifest: Manifest, history: History) -> str:

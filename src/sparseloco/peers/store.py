@@ -18,6 +18,7 @@ from sparseloco.errors import AlreadyExists, ConfigError, NotFound, StoreError, 
 MAX_PATH_BYTES = 900
 """Longest path. S3 allows 1024 bytes with the prefix of the run."""
 
+_MOST_READS = 4
 _T = TypeVar("_T")
 _SEGMENT = re.compile(r"(?!\.+$)[A-Za-z0-9._=@+-]+")
 
@@ -151,6 +152,31 @@ def open_store(url: str, *, stall_s: float = 120.0, options: Mapping[str, str] |
     from sparseloco.peers.bucket import open_bucket
 
     return open_bucket(url, stall_s=stall_s, options=options or {})
+
+
+def get_steady(store: Store, path: str, is_right: Callable[[bytes], bool], *, limit: int) -> bytes:
+    """The bytes of an object; what is not right is read again, since it may have been damaged on its way.
+
+    Args:
+        store: Where it lies.
+        path: Its path.
+        is_right: Whether bytes are beyond doubt, because they match a hash or a signature.
+        limit: As of :meth:`Store.get`.
+
+    Returns:
+        Bytes that are right, or that came twice in a row; of an object that keeps changing, the last.
+
+    Raises:
+        StoreError: as :meth:`Store.get`.
+    """
+    data = store.get(path, limit=limit)
+    for _ in range(_MOST_READS):
+        if is_right(data):
+            break
+        before, data = data, store.get(path, limit=limit)
+        if data == before:
+            break
+    return data
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ def drain(replica: Replica, transport: Transport) -> None:
 
 def _apply(replica: Replica, transport: Transport, key: Key) -> float:
     with replica.shards.jointly(f"round {key.round}"):  # one shard alone may find that peers differ
-        # A transport may have taken over shared state in which these rounds are applied already.
         inbox = transport.collect(key) if key in replica.in_flight() else []
+        # A transport may have taken over shared state in which these rounds are applied already.
         return replica.apply(key, inbox) if key in replica.in_flight() else 0.0
 
 

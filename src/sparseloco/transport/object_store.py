@@ -17,6 +17,7 @@ from sparseloco.errors import ConfigError, Interrupted, NotFound
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.claims import amendment_of, anchored_after, reader_of
 from sparseloco.peers.closing import BehindError, Closed, Desk, Order
+from sparseloco.peers.frames import Frames
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.journal import Journal
 from sparseloco.peers.leases import Heart
@@ -122,6 +123,7 @@ class ObjectStore:
             newer_anchor=lambda key: anchored_after(self.store, self.run, key),
             poll_s=poll_s,
             give_up_s=give_up_s,
+            frames=Frames(self._folder / "frames"),
         )
         self._member: Member | None = None
         self._catch_up: CatchUp | None = None
