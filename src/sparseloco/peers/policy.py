@@ -22,6 +22,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "max_peers": (1, 4096, "64"),
     "anchor_every": (1, 10**6, "16"),
     "slots": (1, 10**6, "the value of max_peers or more"),
+    "rejoin_warmup_steps": (0, 10**6, "0 for none, or the inner steps of one round"),
 }
 _CHOICES = {
     "admission": ("open", "allow-list"),
@@ -47,6 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_peers: Frames in a manifest at most.
         anchor_every: Rounds between anchors.
         slots: Data slots.
+        rejoin_warmup_steps: Steps over which the inner learning rate of a peer that joins, or missed steps, rises.
     """
 
     admission: Literal["open", "allow-list"] = "open"
@@ -62,6 +64,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_peers: int = 64
     anchor_every: int = 16
     slots: int = 1024
+    rejoin_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

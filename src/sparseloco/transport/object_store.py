@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from sparseloco.errors import ConfigError, Interrupted, NotFound
@@ -35,6 +35,10 @@ _LOG = logging.getLogger("sparseloco.peers")
 _QUIET = {"closed", "deadline"}
 _REQUESTS = 8
 _ERRANDS = 2
+_GLANCE_S = 0.5
+"""Seconds between two looks at whether this peer was asked to stop while it waits."""
+_LAST_WAIT_S = 5.0
+"""Seconds for which a peer that was asked to stop still waits for its round to close."""
 
 
 def log_aloud(tell: Tell) -> None:
@@ -69,6 +73,7 @@ class ObjectStore:
         tell: Is given what happens, for logs; None logs it.
         progress: Is told how far catching up has come; None logs it.
         clock: Seconds that never go back.
+        stop: Asked while a round is waited for; once it says so, waiting ends after a few seconds more.
 
     Raises:
         ConfigError: if the store or the file cannot be used.
@@ -90,6 +95,7 @@ class ObjectStore:
         tell: Callable[[Tell], None] | None = None,
         progress: Callable[[Progress], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self.meter = Meter()
         opened = open_store(store) if isinstance(store, str) else store
@@ -98,7 +104,7 @@ class ObjectStore:
         self.run = self._agreed_run(run, owner)
         self._folder = Path(folder) / self.run.run / identity.peer_id
         self._tell, self._progress = tell or log_aloud, progress or log_progress
-        self._clock = clock
+        self._clock, self._stop = clock, stop
         self._requests = ThreadPoolExecutor(_REQUESTS, "sparseloco-request")
         self._errands = ThreadPoolExecutor(_ERRANDS, "sparseloco-anchor")
         self._closers: ThreadPoolExecutor | None = None
@@ -177,7 +183,7 @@ class ObjectStore:
         Raises:
             DivergenceError: if the manifest contradicts the own shared state, and no replay explains it.
             QuorumError: after ``give_up_s``.
-            Interrupted: if :meth:`leave` was called meanwhile.
+            Interrupted: if :meth:`leave` was called meanwhile, or ``stop`` said so.
         """
         if key in self._early:
             return self._early.pop(key)
@@ -186,7 +192,7 @@ class ObjectStore:
             self._close_later(key)
         order, closing = self._open.pop(key)
         try:
-            closed = closing.result()
+            closed = self._outcome(key, closing)
         except DriftError as error:
             self._tell(Tell("drifted", key.round, key.fragment, str(error)))
             assert self._catch_up is not None
@@ -287,6 +293,15 @@ class ObjectStore:
             self.post(envelope)
         for key in replica.due():
             replica.apply(key, self.collect(key))
+
+    def _outcome(self, key: Key, closing: Future[Closed]) -> Closed:
+        """Wait for a round, unless this peer was asked to stop: what it has posted is written down and in the store."""
+        asked: float | None = None
+        while self._stop is not None and not wait([closing], _GLANCE_S).done:
+            asked = self._clock() if asked is None and self._stop() else asked
+            if asked is not None and self._clock() - asked >= _LAST_WAIT_S:
+                raise Interrupted(f"left while round {key.round} was open; what was sent in it stays in the store")
+        return closing.result()
 
     def _close_later(self, key: Key) -> None:
         assert self._closers is not None
