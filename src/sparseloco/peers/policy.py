@@ -38,9 +38,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         admission: "open": whoever can write to the store; "allow-list": ``members`` alone.
         members: Public keys, sorted.
         writers: Public keys of those who may write manifests, sorted; none means every admitted member may.
-        min_peers: Peers that a round needs to change anything. A quorum of one must be asked for (C-09).
+        min_peers: Peers that a round needs to change anything. A quorum of one must be asked for.
         deadline_s: Seconds from a reader's first sight of a round's frames to its closing; the cap if adaptive.
-        deadline: "fixed", or "adaptive": from past arrivals, see ``deadline.py`` (C-32).
+        deadline: "fixed", or "adaptive": from past arrivals.
         lease_s: Seconds without a new lease until a peer counts as gone.
         no_quorum: "wait" for more peers, or "train": close with an empty manifest; either is said aloud.
         max_tokens_per_round: Largest weight of a frame.
