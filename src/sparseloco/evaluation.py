@@ -69,6 +69,10 @@ class World(Protocol):
         """The place of ``replicas[index]``, below ``num_slots``."""
         ...
 
+    def must_hurry(self, index: int, /) -> bool:
+        """Asked before every step: whether ``replicas[index]`` should post what it has instead of making this step."""
+        ...
+
     def catch_up(self) -> int:
         """Go where the other replicas are, if they went on without those here; returns the step that is made then."""
         ...

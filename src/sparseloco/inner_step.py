@@ -25,13 +25,17 @@ def inner_step(world: World, index: int, sampler: TrainSampler, books: Books, co
         config: Settings of the run.
 
     Returns:
-        Its loss; None if it sits out the rest of the round and only counts steps.
+        Its loss; None if it sits out the rest of the round and only counts steps, since its numbers were bad or the
+        others are about to close the round.
 
     Raises:
         DivergenceError: if the loss is not finite and the settings say ``stop``.
     """
     replica = world.replicas[index]
-    if replica.is_abstaining:
+    hurries = world.must_hurry(index)
+    if hurries:
+        books.tokens -= config.train.batch_size * config.train.sequence_length
+    if hurries or replica.is_abstaining:
         replica.stepped()
         return None
     places = _places_of(replica, world.slot(index), config.train)

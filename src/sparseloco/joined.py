@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,6 +23,8 @@ from sparseloco.schedule import value_at
 from sparseloco.settings import TrainConfig
 from sparseloco.simulate import replica_rng_state
 from sparseloco.transport.object_store import ObjectStore
+
+logger = logging.getLogger("sparseloco.peers")
 
 
 class Joined:
@@ -45,10 +49,11 @@ class Joined:
         self._policy = transport.run.policy
         self._claim: Claim | None = None
         self._since = 0
+        self._step_tokens = settings.batch_size * settings.sequence_length
+        self._trained: deque[bool] = deque(maxlen=algorithm.schedule.every)
         seed = derive_key(settings.seed, int(transport.peer_id[:15], 16))
         mine = with_warmup(algorithm, self._warmth)
         self._replica = Replica(model, mine, seed=seed, nonfinite=settings.nonfinite)
-        self._replica.weight = tokens_per_round(algorithm, settings)
         check_run(transport.run, self._replica)
         torch.set_rng_state(replica_rng_state(seed, 0))
 
@@ -93,11 +98,27 @@ class Joined:
         """Mean over the processes that run this loop together: there is one, whose peers may be anywhere in time."""
         return value
 
+    def must_hurry(self, index: int) -> bool:
+        """Whether the deadline nears, once a step of this round was made; the weight is of the steps that were.
+
+        A fragment posts what the last ``every`` steps have given, whichever fragment it is.
+        """
+        del index  # there is one
+        every = self._replica.algorithm.schedule.every
+        hurries = self._replica.step % every > 0 and any(self._trained) and self.transport.is_late
+        if hurries and self._trained[-1]:
+            text = f"round {self._replica.rounds}: posts after {self._replica.step % every} of {every} steps, in time"
+            logger.info("%s", text)
+        self._trained.append(not hurries)
+        self._replica.weight = max(1, sum(self._trained)) * self._step_tokens
+        return hurries
+
     def catch_up(self) -> int:
         """Join the run, or follow the others if they went on without this peer."""
         before = self._replica.step
         self.transport.connect(self._replica)
         if self._replica.step != before:
+            self._trained.clear()
             self._since = self._replica.step
         return self._replica.step
 

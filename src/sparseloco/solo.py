@@ -78,6 +78,11 @@ class Solo:
         del index  # there is one
         return self._replica.peer
 
+    def must_hurry(self, index: int) -> bool:
+        """All wait for all."""
+        del index
+        return False
+
     def catch_up(self) -> int:
         """Nobody goes on without the others."""
         return self._replica.step

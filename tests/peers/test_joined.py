@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,8 @@ from tests.peers.runs import identity
 STEPS, SLOTS = 20, 5
 ALONE = ("policy.min_peers=1", f"policy.slots={SLOTS}", f"train.steps={STEPS}")
 
+_BUILDING = threading.Lock()
+
 
 @dataclass
 class Scene:
@@ -62,7 +67,8 @@ class Scene:
             self.url, peer, out, run=self.run, owner=self.run.owner, poll_s=0.01, tell=self.told.append, stop=stop
         )
         with transport:
-            world = Joined(build_run_model(config, dataset.vocab_size), algorithm, transport, config.train)
+            with _BUILDING:  # initial weights come from torch's one generator
+                world = Joined(build_run_model(config, dataset.vocab_size), algorithm, transport, config.train)
             return train(
                 config,
                 algorithm,
@@ -188,6 +194,29 @@ def test_slots_are_claimed_once() -> None:
     for place in store.list("slots"):
         store.put(place.path, b"x" * 10**6)
     assert claim_slot(store, same[0], 8).shared, "rubbish stops nobody"
+
+
+def test_a_slow_peer_posts_early(scene: Callable[..., Scene], tmp_path: Path) -> None:
+    """Rule 8: when the deadline nears it posts the steps that it has made, and the weight says how many."""
+    made = scene("run", "policy.min_peers=2", "policy.deadline_s=2", "policy.lease_s=1", "algorithm.inner_steps=4")
+    waited: list[int] = []
+
+    def wait(world: Joined, status: Status) -> None:
+        if status.step == 2:
+            while not world.transport.is_late:
+                time.sleep(0.05)
+        waited.append(status.step)
+
+    with ThreadPoolExecutor(1) as pool:
+        fast = pool.submit(made.train, identity(1), tmp_path / "a")
+        slow = made.train(identity(2), tmp_path / "b", each=wait)
+        assert fast.result()["digest"] == slow["digest"]
+    assert waited[:4] == [1, 2, 3, 4], "steps are counted"
+    weights = {entry["peer"]: entry["weight"] for entry in made.manifest(0)["entries"]}
+    assert weights == {identity(1).peer_id: 4 * 2 * 16, identity(2).peer_id: 2 * 2 * 16}
+    lacking = fast.result()["tokens"] - slow["tokens"]
+    assert lacking >= 2 * 2 * 16
+    assert lacking % (2 * 16) == 0
 
 
 def test_it_can_be_stopped_while_it_waits(scene: Callable[..., Scene], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ that has a ``delay``, uploads, the closing of the round and downloads run beside
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from sparseloco.errors import ConfigError, Interrupted, NotFound
+from sparseloco.errors import ConfigError, Interrupted, NotFound, WireError
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.claims import amendment_of, reader_of
 from sparseloco.peers.closing import Closed, Desk, Order
@@ -37,6 +38,8 @@ _REQUESTS = 8
 _ERRANDS = 2
 _GLANCE_S = 0.5
 """Seconds between two looks at whether this peer was asked to stop while it waits."""
+_EARLY_FRACTION = 0.75
+"""Share of a round's deadline after which a peer that has not posted is late."""
 _LAST_WAIT_S = 5.0
 """Seconds for which a peer that was asked to stop still waits for its round to close."""
 
@@ -132,6 +135,7 @@ class ObjectStore:
         self._catch_up: CatchUp | None = None
         self._open: dict[Key, tuple[Order, Future[Closed]]] = {}
         self._early: dict[Key, list[Envelope]] = {}
+        self._sighted: dict[int, tuple[int, float]] = {}
         self._may_lag = False
         self._earlier = Traffic(0, 0)
 
@@ -203,6 +207,18 @@ class ObjectStore:
         self._heart.round = key.round + 1
         self._may_lag = True
         return closed.inbox
+
+    @property
+    def is_late(self) -> bool:
+        """Whether others posted so long ago, in a round in which this peer has not, that its deadline is near."""
+        member = self._connected()
+        for fragment, lane in enumerate(member.replica.lanes):
+            number, seen = self._sighted.get(fragment, (-1, 0.0))
+            if number == lane.round:
+                deadline = self._desk.deadline(fragment, member.chains[fragment].policy)
+                if self._clock() - seen >= _EARLY_FRACTION * deadline.seconds:
+                    return True
+        return False
 
     def put_back(self, key: Key, inbox: list[Envelope]) -> None:
         """Keep an inbox for one later ``collect``."""
@@ -319,6 +335,22 @@ class ObjectStore:
         """What is looked at with every lease."""
         self._learn_amendments()
         self._desk.serve()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Note when others have begun to post in the rounds that this peer is still working for."""
+        member = self._connected()
+        for fragment, lane in enumerate(member.replica.lanes):
+            number = lane.round
+            if self._sighted.get(fragment, (-1, 0.0))[0] == number:
+                continue
+            for entry in self.store.list(paths.round_prefix(number, fragment)):
+                with contextlib.suppress(WireError):
+                    place = paths.parse(entry.path)
+                    known = isinstance(place, paths.Frame) and place.peer != self.peer_id
+                    if known and self.run.policy.admits(place.peer):
+                        self._sighted[fragment] = number, self._clock()
+                        break
 
     def _learn_amendments(self) -> None:
         read = reader_of(self.store)
