@@ -29,7 +29,7 @@ LAYERS = {
     "L3": {"wire", "transport", "session", "checkpoint", "part_file", "background", "dcp", "peers"},
     "L4": {
         "model", "data", "trainer", "simulate", "metrics", "settings", "resume", "launch", "evaluation", "harness",
-        "writers", "absences", "inner_step", "solo", "whole", "books", "identity", "meter",
+        "writers", "absences", "inner_step", "joined", "solo", "whole", "books", "identity", "meter",
     },
     "L5": {"config", "cli", "report", "bench", "__main__", "__init__"},
 }  # fmt: skip

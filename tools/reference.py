@@ -19,6 +19,7 @@ from sparseloco.citations import cite
 from sparseloco.config import keywords_of
 from sparseloco.config.method import PRIVATE
 from sparseloco.config.sections import SECTIONS, as_toml, default_of, in_words
+from sparseloco.peers.policy import Policy
 from sparseloco.presets import PRESETS
 from sparseloco.settings import optimizer_defaults
 
@@ -67,6 +68,10 @@ def configuration() -> str:
         ]
         parts += [f"## `[{name}]`\n", f"{_sentence(summary)}\n", _table([*rows, *_ALSO.get(name, [])])]
     parts += [
+        "## `[policy]`\n",
+        "Rules of a run over a store, for [`sparseloco run create`](peers.md#start-and-join-a-run); other verbs check "
+        "this section and do nothing with it.\n",
+        _table(_policy_rows()),
         "## `[[compare]]`\n",
         "Entries of a comparison, for `sparseloco compare`. An entry holds `label`, the keys of `[algorithm]`, "
         "optional tables `train` and `optimizer` that change those sections, and `tuned`: the names of settings that "
@@ -142,6 +147,12 @@ def _algorithm_rows() -> list[tuple[str, str, str, str]]:
         _, described = _docstring(PRESETS[users[0]])
         rows.append((key, in_type(kind), default, f"{_sentence(described[key])} Of {', '.join(users)}."))
     return rows
+
+
+def _policy_rows() -> list[tuple[str, str, str, str]]:
+    _, described = _docstring(Policy)
+    fields = msgspec.structs.fields(Policy)
+    return [(field.name, in_type(field.type), _default(field.default), described[field.name]) for field in fields]
 
 
 def _docstring(thing: Any) -> tuple[str, dict[str, str]]:

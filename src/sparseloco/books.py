@@ -22,6 +22,8 @@ _PLAIN = (
     "counted",
     "ended",
 )
+_LATER = ("abstentions", "skipped_bytes")
+"""What checkpoints of an earlier version lack; 0 then."""
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Books:
         counted: Rounds and bytes when a round was last posted.
         ended: Sources of text whose first epoch has ended.
         abstentions: Messages without a contribution, of all peers.
+        skipped_bytes: Dense float32 bytes of the rounds that the first replica was not there for.
         validation: Last evaluation.
     """
 
@@ -75,6 +78,7 @@ class Books:
     counted: tuple[int, int] = (0, 0)
     ended: list[str] = field(default_factory=list)
     abstentions: int = 0
+    skipped_bytes: int = 0
     validation: Evaluation | None = None
     clock: Clock = field(default_factory=Clock)
 
@@ -84,11 +88,16 @@ class Books:
         self.data_step += 1
         self.tokens += settings.workers * settings.batch_size * settings.sequence_length
 
+    def move_to(self, step: int) -> None:
+        """Count on from ``step``: the steps up to there were made by others, on other samples."""
+        self.data_step += step - self.step
+        self.step = step
+
     def shared(self) -> dict[str, Any]:
         """What is the same at every process, as plain values."""
         seen = self.validation
         return {
-            **{name: getattr(self, name) for name in (*_PLAIN, "abstentions")},
+            **{name: getattr(self, name) for name in (*_PLAIN, *_LATER)},
             "validation": [seen.loss, seen.bits_per_byte, seen.tokens] if seen else None,
             "seconds": self.clock.total,
             "seconds_in_sync": self.clock.in_sync,
@@ -98,6 +107,7 @@ class Books:
         """Go on from :meth:`shared`."""
         for name in _PLAIN:
             setattr(self, name, state[name])
-        self.abstentions = state.get("abstentions", 0)  # an earlier version had none
+        for name in _LATER:
+            setattr(self, name, state.get(name, 0))
         self.validation = Evaluation(*state["validation"]) if state["validation"] else None
         self.clock = Clock(time.perf_counter() - state["seconds"], state["seconds_in_sync"])

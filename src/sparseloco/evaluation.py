@@ -60,6 +60,23 @@ class World(Protocol):
         """Mean over all processes of the run."""
         ...
 
+    @property
+    def num_slots(self) -> int:
+        """Places among which the samples of a step are dealt out; one replica has one of them."""
+        ...
+
+    def slot(self, index: int, /) -> int:
+        """The place of ``replicas[index]``, below ``num_slots``."""
+        ...
+
+    def must_hurry(self, index: int, /) -> bool:
+        """Asked before every step: whether ``replicas[index]`` should post what it has instead of making this step."""
+        ...
+
+    def catch_up(self) -> int:
+        """Go where the other replicas are, if they went on without those here; returns the step that is made then."""
+        ...
+
 
 @dataclass
 class Evaluation:

@@ -7,31 +7,40 @@ from torch import Tensor, nn
 from sparseloco.absences import step_if_finite
 from sparseloco.books import Books
 from sparseloco.data import TrainSampler
-from sparseloco.evaluation import autocast
+from sparseloco.evaluation import World, autocast
 from sparseloco.model import next_token_loss
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, TrainConfig
 from sparseloco.whole import sums
 
 
-def inner_step(
-    model: nn.Module, replica: Replica, sampler: TrainSampler, books: Books, config: RunConfig
-) -> float | None:
-    """Train the replica for the step that ``books`` has counted; all its shards must.
+def inner_step(world: World, index: int, sampler: TrainSampler, books: Books, config: RunConfig) -> float | None:
+    """Train a replica, in its turn, for the step that ``books`` has counted; all its shards must.
+
+    Args:
+        world: Where it lives.
+        index: Its place in ``world.replicas``.
+        sampler: Of the train split.
+        books: Count steps and samples.
+        config: Settings of the run.
 
     Returns:
-        Its loss; None if it sits out the rest of the round and only counts steps.
+        Its loss; None if it sits out the rest of the round and only counts steps, since its numbers were bad or the
+        others are about to close the round.
 
     Raises:
         DivergenceError: if the loss is not finite and the settings say ``stop``.
     """
-    if replica.is_abstaining:
+    replica = world.replicas[index]
+    hurries = world.must_hurry(index)
+    if hurries:
+        books.tokens -= config.train.batch_size * config.train.sequence_length
+    if hurries or replica.is_abstaining:
         replica.stepped()
         return None
-    batch = sampler.batch(
-        _slots_of(replica, config.train), books.data_step - 1, config.train.batch_size * config.train.workers
-    )
-    loss = accumulate_gradients(model, batch, config.train)
+    places = _places_of(replica, world.slot(index), config.train)
+    batch = sampler.batch(places, books.data_step - 1, config.train.batch_size * world.num_slots)
+    loss = accumulate_gradients(world.model, batch, config.train)
     return step_if_finite(replica, sums(replica, loss)[0] / replica.shards.count, books.step, config)
 
 
@@ -46,8 +55,8 @@ def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig)
     return total
 
 
-def _slots_of(replica: Replica, settings: TrainConfig) -> range:
+def _places_of(replica: Replica, slot: int, settings: TrainConfig) -> range:
     """Places in the order of samples of what this replica sees in a step, or this shard of it."""
     share = settings.batch_size // replica.shards.count
-    first = replica.peer * settings.batch_size + replica.shards.rank * share
+    first = slot * settings.batch_size + replica.shards.rank * share
     return range(first, first + share)

@@ -94,6 +94,24 @@ class Cohort:
         """Mean over processes: there is one."""
         return value
 
+    @property
+    def num_slots(self) -> int:
+        """As many as replicas."""
+        return len(self._seats)
+
+    def slot(self, index: int) -> int:
+        """The number of the peer."""
+        return index
+
+    def must_hurry(self, index: int) -> bool:
+        """All wait for all."""
+        del index
+        return False
+
+    def catch_up(self) -> int:
+        """Nobody goes on without the others."""
+        return self._seats[0].replica.step
+
     @contextmanager
     def turn(self, peer: int) -> Iterator[Replica]:
         """The model is replica ``peer`` inside this block; afterwards it is what it was before."""

@@ -68,6 +68,25 @@ class Solo:
         """All shards of peer 0 run the model together."""
         return self._replica.peer == 0
 
+    @property
+    def num_slots(self) -> int:
+        """As many as replicas."""
+        return torch.distributed.get_world_size() // self._replica.shards.count
+
+    def slot(self, index: int) -> int:
+        """The number of the peer, whichever shard of it this is."""
+        del index  # there is one
+        return self._replica.peer
+
+    def must_hurry(self, index: int) -> bool:
+        """All wait for all."""
+        del index
+        return False
+
+    def catch_up(self) -> int:
+        """Nobody goes on without the others."""
+        return self._replica.step
+
     def turn(self, index: int) -> AbstractContextManager[Replica]:
         """The model is always this process's replica."""
         return contextlib.nullcontext(self._replica)

@@ -143,12 +143,12 @@ class _Run:
         self.log = log
         self.progress = progress
         self.stop = stop
-        self.meter = Meter(world)
+        self.meter = Meter(world, books.skipped_bytes)
         self.sampler = train_sampler(
             dataset,
             self.settings.sequence_length,
             self.settings.seed,
-            num_workers=self.settings.workers,
+            num_workers=world.num_slots,
             per_worker=config.data.per_worker,
         )
 
@@ -160,7 +160,8 @@ class _Run:
         books, steps = self.books, self.settings.steps
         train_loss = math.nan
         self._count_round()
-        if not books.step:
+        self._catch_up()
+        if books.validation is None:
             self._evaluate()
         while books.step < steps:
             books.next_step(self.settings)
@@ -176,6 +177,7 @@ class _Run:
             self._report(step, train_loss)
             if step != steps:
                 self._pause(step)
+                self._catch_up()
         self._drain()
         if self.keeper is not None:
             with phase(f"save step {steps}"):
@@ -183,6 +185,14 @@ class _Run:
                 self.keeper.wait()
         self._evaluate()
         self._report(steps, train_loss)  # again, for the last evaluation
+
+    def _catch_up(self) -> None:
+        """Where peers go on without one that is late or new, take the step from them."""
+        step = self.world.catch_up()
+        if step != self.books.step:
+            self.books.move_to(step)
+            self.meter.skip()
+            self.books.skipped_bytes = self.meter.skipped_bytes
 
     def _pause(self, step: int) -> None:
         """Save if it is time to, and stop if that was asked for."""
@@ -210,7 +220,7 @@ class _Run:
         losses: list[float] = []
         for index, replica in enumerate(self.world.replicas):
             with self.world.turn(index):
-                loss = inner_step(self.world.model, replica, self.sampler, self.books, self.config)
+                loss = inner_step(self.world, index, self.sampler, self.books, self.config)
                 with self.books.clock.sync():
                     post_due(replica, self.world.transport)
             if loss is not None:
@@ -340,6 +350,7 @@ class _Run:
     def summary(self, label: str, algorithm: Algorithm) -> dict[str, Any]:
         """Figures of the finished run; the test split is read here for the first time."""
         seconds, in_sync = self.books.clock.total, self.books.clock.in_sync
+        self.meter.read()
         if not self.world.evaluates:
             return {}
         assert self.books.validation is not None

@@ -32,7 +32,7 @@ VERBS = [words for words, command in COMMANDS.items() if not hasattr(command, "c
 
 def test_the_walk_finds_verbs_of_all_depths() -> None:
     assert {"train", "data inspect", "cite"} <= set(VERBS)
-    assert {"", "data"} == set(COMMANDS) - set(VERBS)
+    assert {"", "data", "run"} == set(COMMANDS) - set(VERBS)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words or "sparseloco")

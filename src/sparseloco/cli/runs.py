@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,7 +31,7 @@ from sparseloco.cli.lock import check_not_held, only_writer
 from sparseloco.cli.screen import Screen
 from sparseloco.cli.shell import STOPPING, say, stop_signals
 from sparseloco.config import Entry, build_algorithm, to_toml
-from sparseloco.data import Dataset, check_windows, open_dataset
+from sparseloco.data import Dataset, check_windows, open_dataset, open_tokenizer
 from sparseloco.errors import CheckpointError, ConfigError, Interrupted
 from sparseloco.identity import check_identity, identity
 from sparseloco.launch import (
@@ -47,11 +47,14 @@ from sparseloco.launch import (
 from sparseloco.metrics import write_atomically
 from sparseloco.model import located
 from sparseloco.report import Run, load_run, write_report
-from sparseloco.settings import RunConfig
+from sparseloco.settings import DataConfig, RunConfig
 from sparseloco.simulate import check_simulated
 from sparseloco.trainer import CHECKPOINTS, train
 from sparseloco.transport.deadline import Deadline
 from sparseloco.writers import check_writers
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def train_one(
     with only_writer(folder):
         check_run_folder(folder, resume=resume, overwrite=overwrite)  # again: another may have ended there meanwhile
         summary = _train(entry, algorithm, dataset, folder, screen, again, keep_model=keep_model, resume=resume)
-        return Done([load_run(folder)], [summary], _write_report([load_run(folder)], folder, command))
+        return Done([load_run(folder)], [summary], write_page([load_run(folder)], folder, command))
 
 
 def train_all(
@@ -143,10 +146,10 @@ def train_all(
             own = folder / entry.folder
             summary = _train(entry, algorithm, dataset, own, screen, again, keep_model=keep_models, resume=resume)
             listed.append({**summary, "folder": entry.folder, "tuned": list(entry.tuned)})
-            _write_report([load_run(own)], own, None)
+            write_page([load_run(own)], own, None)
         write_atomically(folder / COMPARISON, json.dumps(listed, indent=2, allow_nan=False) + "\n")
         runs = load_runs(folder)
-        return Done(runs, listed, _write_report(runs, folder, command))
+        return Done(runs, listed, write_page(runs, folder, command))
 
 
 def default_folder(*words: str) -> Path:
@@ -159,7 +162,7 @@ def report_on(folders: Sequence[Path], out: Path) -> Done:
     check_report_folder(out)
     runs = [run for folder in folders for run in load_runs(folder)]
     summaries = [json.loads((run.folder / "summary.json").read_text(encoding="utf-8")) for run in runs]
-    return Done(runs, summaries, _write_report(runs, out, None))
+    return Done(runs, summaries, write_page(runs, out, None))
 
 
 def load_runs(folder: Path) -> list[Run]:
@@ -206,6 +209,16 @@ def read_dataset(config: RunConfig, screen: Screen) -> Dataset:
         dataset = open_dataset(config.data, progress=progress)
     check_windows(dataset, config.train.sequence_length)
     return dataset
+
+
+def read_tokenizer(config: DataConfig, screen: Screen) -> tuple[Tokenizer, str]:
+    """The tokenizer of some text and the token that ends a document: the given one, or one trained on the text."""
+    if config.tokenizer:
+        given = open_tokenizer(config.tokenizer, config.end_token)
+        return given.tokenizer, given.end_token
+    with screen.reading(" + ".join(source.label for source in config.all_sources)) as progress:
+        dataset = open_dataset(config, progress=progress)
+    return dataset.tokenizer, dataset.end_token
 
 
 def _train(
@@ -305,7 +318,8 @@ def _newest(folder: Path, entry: Entry, screen: Screen) -> Checkpoint | None:
     return found
 
 
-def _write_report(runs: Sequence[Run], folder: Path, command: str | None) -> Path:
+def write_page(runs: Sequence[Run], folder: Path, command: str | None) -> Path:
+    """Write the report about some runs, without charts where they cannot be drawn; returns its page."""
     charts = importlib.util.find_spec("matplotlib") is not None
     if not charts:
         say('warning: matplotlib is not installed, so the report has no charts; run pip install "sparseloco[plot]"')

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparseloco.algorithm import Recipe
 from sparseloco.config.method import build_algorithm, parse_recipe
-from sparseloco.config.sections import SECTIONS, refuse_section, to_struct
+from sparseloco.config.sections import SECTIONS, policy_of, refuse_section, to_struct
 from sparseloco.errors import ConfigError
 from sparseloco.settings import OptimizerConfig, RunConfig, optimizer_defaults, optimizer_keys
 
@@ -113,7 +113,9 @@ def check_sections(table: Mapping[str, Any]) -> None:
         ConfigError: naming the first.
     """
     for name, value in table.items():
-        if name != "algorithm" and name not in SECTIONS:
+        if name == "policy":  # of a run in a store; a run on one machine has none, but its file may
+            policy_of(value)
+        elif name != "algorithm" and name not in SECTIONS:
             refuse_section(name, value)
         if not isinstance(value, dict):
             raise ConfigError(f"{name}={value!r}: must be a section; write [{name}] and its keys below it")

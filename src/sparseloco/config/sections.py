@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from sparseloco.errors import ConfigError
+from sparseloco.peers.policy import Policy
 from sparseloco.settings import (
     CheckpointConfig,
     DataConfig,
@@ -67,6 +68,18 @@ def to_struct(kind: type[S], where: str, section: Mapping[str, Any], *, also: It
                 f"{where}.{name}={value!r}: must be a finite number; the default is {as_toml(field.default)}"
             )
     return kind(**values)
+
+
+def policy_of(section: Any) -> Policy:
+    """``[policy]`` as a checked value; lists of keys need no order.
+
+    Raises:
+        ConfigError: for an unknown key, or a value of the wrong type or out of range.
+    """
+    if not isinstance(section, dict):
+        raise ConfigError(f"policy={section!r}: must be a section; write [policy] and its keys below it")
+    lists = {name: sorted(section[name]) for name in ("members", "writers") if isinstance(section.get(name), list)}
+    return to_struct(Policy, "policy", {**section, **lists})
 
 
 def _entry_kind(kind: Any) -> type[msgspec.Struct] | None:

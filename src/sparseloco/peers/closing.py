@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from sparseloco.errors import DivergenceError, WireError
 from sparseloco.peers import paths
-from sparseloco.peers.deadline import Arrivals
+from sparseloco.peers.deadline import Arrivals, Decision, decide
 from sparseloco.peers.driver import Driver, Teller
 from sparseloco.peers.frames import Expected, Frames
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.manifest import Entry, History, Manifest
 from sparseloco.peers.operations import Object, Tell
+from sparseloco.peers.policy import Policy
 from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Fate, Round, own_fate
 from sparseloco.peers.run_file import Amendment
@@ -180,6 +181,10 @@ class Desk:
             for entry in manifest.entries
         ]
         return [self.pool.submit(driver.fetch, one) for one in objects if self.frames.get(one.hash) is None]
+
+    def deadline(self, fragment: int, policy: Policy) -> Decision:
+        """The deadline of an open round of a fragment, from the arrivals of those before."""
+        return decide(policy, self._arrivals.get(fragment, Arrivals()).known())
 
     def serve(self) -> None:
         """Put frames again for peers that cannot fetch them: those of the last rounds, and of an older one in turn."""

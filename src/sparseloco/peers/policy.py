@@ -22,6 +22,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "max_peers": (1, 4096, "64"),
     "anchor_every": (1, 10**6, "16"),
     "slots": (1, 10**6, "the value of max_peers or more"),
+    "rejoin_warmup_steps": (0, 10**6, "0 for none, or the inner steps of one round"),
 }
 _CHOICES = {
     "admission": ("open", "allow-list"),
@@ -37,9 +38,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         admission: "open": whoever can write to the store; "allow-list": ``members`` alone.
         members: Public keys, sorted.
         writers: Public keys of those who may write manifests, sorted; none means every admitted member may.
-        min_peers: Peers that a round needs to change anything. A quorum of one must be asked for (C-09).
+        min_peers: Peers that a round needs to change anything. A quorum of one must be asked for.
         deadline_s: Seconds from a reader's first sight of a round's frames to its closing; the cap if adaptive.
-        deadline: "fixed", or "adaptive": from past arrivals, see ``deadline.py`` (C-32).
+        deadline: "fixed", or "adaptive": from past arrivals.
         lease_s: Seconds without a new lease until a peer counts as gone.
         no_quorum: "wait" for more peers, or "train": close with an empty manifest; either is said aloud.
         max_tokens_per_round: Largest weight of a frame.
@@ -47,6 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_peers: Frames in a manifest at most.
         anchor_every: Rounds between anchors.
         slots: Data slots.
+        rejoin_warmup_steps: Steps over which the inner learning rate of a peer that joins, or missed steps, rises.
     """
 
     admission: Literal["open", "allow-list"] = "open"
@@ -62,6 +64,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_peers: int = 64
     anchor_every: int = 16
     slots: int = 1024
+    rejoin_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

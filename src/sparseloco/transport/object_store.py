@@ -6,14 +6,15 @@ that has a ``delay``, uploads, the closing of the round and downloads run beside
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from sparseloco.errors import ConfigError, Interrupted, NotFound
+from sparseloco.errors import ConfigError, Interrupted, NotFound, WireError
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.claims import amendment_of, anchored_after, reader_of
 from sparseloco.peers.closing import BehindError, Closed, Desk, Order
@@ -36,6 +37,12 @@ _LOG = logging.getLogger("sparseloco.peers")
 _QUIET = {"closed", "deadline"}
 _REQUESTS = 8
 _ERRANDS = 2
+_GLANCE_S = 0.5
+"""Seconds between two looks at whether this peer was asked to stop while it waits."""
+_EARLY_FRACTION = 0.75
+"""Share of a round's deadline after which a peer that has not posted is late."""
+_LAST_WAIT_S = 5.0
+"""Seconds for which a peer that was asked to stop still waits for its round to close."""
 
 
 def log_aloud(tell: Tell) -> None:
@@ -70,6 +77,7 @@ class ObjectStore:
         tell: Is given what happens, for logs; None logs it.
         progress: Is told how far catching up has come; None logs it.
         clock: Seconds that never go back.
+        stop: Asked while a round is waited for; once it says so, waiting ends after a few seconds more.
 
     Raises:
         ConfigError: if the store or the file cannot be used.
@@ -91,6 +99,7 @@ class ObjectStore:
         tell: Callable[[Tell], None] | None = None,
         progress: Callable[[Progress], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self.meter = Meter()
         opened = open_store(store) if isinstance(store, str) else store
@@ -99,7 +108,7 @@ class ObjectStore:
         self.run = self._agreed_run(run, owner)
         self._folder = Path(folder) / self.run.run / identity.peer_id
         self._tell, self._progress = tell or log_aloud, progress or log_progress
-        self._clock = clock
+        self._clock, self._stop = clock, stop
         self._requests = ThreadPoolExecutor(_REQUESTS, "sparseloco-request")
         self._errands = ThreadPoolExecutor(_ERRANDS, "sparseloco-anchor")
         self._closers: ThreadPoolExecutor | None = None
@@ -129,6 +138,7 @@ class ObjectStore:
         self._catch_up: CatchUp | None = None
         self._open: dict[Key, tuple[Order, Future[Closed]]] = {}
         self._early: dict[Key, list[Envelope]] = {}
+        self._sighted: dict[int, tuple[int, float]] = {}
         self._may_lag = False
         self._earlier = Traffic(0, 0)
 
@@ -181,7 +191,7 @@ class ObjectStore:
         Raises:
             DivergenceError: if the manifest contradicts the own shared state, and no replay explains it.
             QuorumError: after ``give_up_s``.
-            Interrupted: if :meth:`leave` was called meanwhile.
+            Interrupted: if :meth:`leave` was called meanwhile, or ``stop`` said so.
         """
         if key in self._early:
             return self._early.pop(key)
@@ -190,7 +200,7 @@ class ObjectStore:
             self._close_later(key)
         order, closing = self._open.pop(key)
         try:
-            closed = closing.result()
+            closed = self._outcome(key, closing)
         except DriftError as error:
             self._tell(Tell("drifted", key.round, key.fragment, str(error)))
             assert self._catch_up is not None
@@ -207,6 +217,18 @@ class ObjectStore:
         self._heart.round = key.round + 1
         self._may_lag = True
         return closed.inbox
+
+    @property
+    def is_late(self) -> bool:
+        """Whether others posted so long ago, in a round in which this peer has not, that its deadline is near."""
+        member = self._connected()
+        for fragment, lane in enumerate(member.replica.lanes):
+            number, seen = self._sighted.get(fragment, (-1, 0.0))
+            if number == lane.round:
+                deadline = self._desk.deadline(fragment, member.chains[fragment].policy)
+                if self._clock() - seen >= _EARLY_FRACTION * deadline.seconds:
+                    return True
+        return False
 
     def put_back(self, key: Key, inbox: list[Envelope]) -> None:
         """Keep an inbox for one later ``collect``."""
@@ -298,6 +320,15 @@ class ObjectStore:
             self.post(envelope)
         settle(replica, self)
 
+    def _outcome(self, key: Key, closing: Future[Closed]) -> Closed:
+        """Wait for a round, unless this peer was asked to stop: what it has posted is written down and in the store."""
+        asked: float | None = None
+        while self._stop is not None and not wait([closing], _GLANCE_S).done:
+            asked = self._clock() if asked is None and self._stop() else asked
+            if asked is not None and self._clock() - asked >= _LAST_WAIT_S:
+                raise Interrupted(f"left while round {key.round} was open; what was sent in it stays in the store")
+        return closing.result()
+
     def _close_later(self, key: Key) -> None:
         assert self._closers is not None
         if self._desk.stop.is_set():
@@ -314,6 +345,22 @@ class ObjectStore:
         """What is looked at with every lease."""
         self._learn_amendments()
         self._desk.serve()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Note when others have begun to post in the rounds that this peer is still working for."""
+        member = self._connected()
+        for fragment, lane in enumerate(member.replica.lanes):
+            number = lane.round
+            if self._sighted.get(fragment, (-1, 0.0))[0] == number:
+                continue
+            for entry in self.store.list(paths.round_prefix(number, fragment)):
+                with contextlib.suppress(WireError):
+                    place = paths.parse(entry.path)
+                    known = isinstance(place, paths.Frame) and place.peer != self.peer_id
+                    if known and self.run.policy.admits(place.peer):
+                        self._sighted[fragment] = number, self._clock()
+                        break
 
     def _learn_amendments(self) -> None:
         read = reader_of(self.store)
