@@ -24,6 +24,7 @@ from sparseloco.settings import has_fast_bf16
 from sparseloco.types import Source, TensorSpec
 
 EXTRAS = {
+    "peers": "obstore",
     "plot": "matplotlib",
     "data": "pyarrow",
     "hf": "datasets",
@@ -33,6 +34,7 @@ EXTRAS = {
     "wandb": "wandb",
     "trackio": "trackio",
     "triton": "triton",
+    "torchft": "torchft",
 }
 """Extra -> the package that shows whether it is installed."""
 
