@@ -40,7 +40,9 @@ class Dated:
         self.times[path] = self.clock
         self.store.put(path, data)
 
-    create = put
+    def create(self, path: str, data: bytes) -> None:
+        self.store.create(path, data)
+        self.times[path] = self.clock
 
     def get(self, path: str, *, limit: int) -> bytes:
         self.got.append(path)

@@ -36,7 +36,7 @@ def test_rubbish_where_a_manifest_belongs_is_named_and_skipped() -> None:
     assert one.skipped[0].startswith("attempt 0: manifest: ")
 
 
-@pytest.mark.parametrize("kind", ["stranger", "forged", "elsewhere", "too heavy", "nested"])
+@pytest.mark.parametrize("kind", ["stranger", "forged", "elsewhere", "too heavy", "nested", "hash not due"])
 def test_a_manifest_that_does_not_count_closes_nothing(kind: str) -> None:
     stage = Stage(writers=[ME[0].public], max_tokens_per_round=1000)
     stage.close(0, 1)
@@ -51,6 +51,7 @@ def test_a_manifest_that_does_not_count_closes_nothing(kind: str) -> None:
             stage.manifest(history, tuple(msgspec.structs.replace(one, weight=1001) for one in entries)), ME[0]
         ),
         "nested": lambda: b"[" * 5000,
+        "hash not due": lambda: seal(msgspec.structs.replace(good, state_sha256="e" * 64), ME[0]),
     }[kind]()
     stage.store.put("rounds/00000001/0000/manifest-0000.json", bad)
     seen = look(stage)

@@ -24,6 +24,7 @@ from sparseloco.settings import has_fast_bf16
 from sparseloco.types import Source, TensorSpec
 
 EXTRAS = {
+    "peers": "obstore",
     "plot": "matplotlib",
     "data": "pyarrow",
     "hf": "datasets",

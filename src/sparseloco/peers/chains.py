@@ -170,6 +170,11 @@ def _candidates(read: Reader, history: History) -> tuple[list[Link], list[str]]:
         except WireError as error:
             skipped.append(f"attempt {attempt}: {error}")
             continue
+        if history.wants_state_hash != bool(told.state_sha256):  # then no state of a reader makes it count
+            skipped.append(
+                f"attempt {attempt}: state_sha256 must be there in rounds that are due an anchor, and only then"
+            )
+            continue
         verdict = judge(data, place, replace(history, digest=told.digest, state_sha256=told.state_sha256))
         if isinstance(verdict, Manifest):
             found.append(Link(verdict, len(data)))

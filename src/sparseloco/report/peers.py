@@ -19,7 +19,8 @@ def headline(status: Status) -> str:
     rounds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{max(counts)}"
     live = sum(one.state == "live" for one in status.peers)
     agree = {None: "no frame to compare yet", True: "all frames agree", False: "frames disagree"}[status.agree]
-    return f"{rounds} rounds closed, {live} of {len(status.peers)} peers live, {agree}"
+    word = "round" if rounds == "1" else "rounds"
+    return f"{rounds} {word} closed, {live} of {len(status.peers)} peers live, {agree}"
 
 
 def facts(status: Status) -> list[str]:
