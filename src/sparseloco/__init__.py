@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparseloco.schedule import SyncSchedule, WarmupCosine
     from sparseloco.session import synchronize
     from sparseloco.transport import Loopback, ProcessGroup, Speaker, Transport, advance, drain, settle
+    from sparseloco.transport.object_store import ObjectStore as ObjectStore
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ _HOMES = {
     "replica": ("Replica",),
     "schedule": ("SyncSchedule", "WarmupCosine"),
     "session": ("synchronize",),
+    "transport.object_store": ("ObjectStore",),  # not in __all__: it needs the extra `peers`
     "transport": ("Loopback", "ProcessGroup", "Speaker", "Transport", "advance", "drain", "settle"),
 }
 """Module -> the public names that it defines."""

@@ -45,10 +45,10 @@ def identities(count: int) -> list[Identity]:
 OWNER = identity("owner")
 
 
-def make_run(algorithm: Algorithm, model: nn.Module, **policy: Any) -> RunFile:
+def make_run(algorithm: Algorithm, model: nn.Module, *, name: str = "test", **policy: Any) -> RunFile:
     """A signed ``run.json`` for a model and an algorithm."""
     replica = Replica(model, algorithm)
-    name, nonce = "test", "0" * 32
+    nonce = "0" * 32
     return RunFile(
         run=run_id(name, nonce, OWNER.public),
         name=name,

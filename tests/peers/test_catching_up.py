@@ -76,6 +76,10 @@ def test_a_joiner_has_all_that_the_others_have_and_takes_part_in_the_next_round(
         assert all("3 frames" in text for text in accepted)
 
 
+def round_of(path: str) -> int:
+    return int(path.split("/")[1])
+
+
 def ends_a_round(peer: Peer, step: int) -> bool:
     schedule = peer.replica.algorithm.schedule
     return any(schedule.collects(step, f) and schedule.num_collected(step, f) for f in range(len(peer.replica.lanes)))
@@ -122,12 +126,38 @@ def test_a_late_payload_goes_into_the_residual(row: str, tmp_path: Path) -> None
         slow.transport._heart.stop()
         together(lambda: train_all(peers, 25), lambda: miss(peers, 25, clock))
         slow.said.clear()
-        while "credited" not in slow.kinds():
+        while not slow.kinds() & {"credited", "behind"}:
             slow.transport._may_lag = False  # it is busy with its own steps, and posts what is late
             slow.step()
         slow.arrive()
         assert slow.replica.step > 20, "rounds that were missed are not trained again"
         train_all([*peers, slow], 33)
+        assert_agree(*peers, slow)
+
+
+def test_a_peer_too_late_for_the_frames_leaps_to_a_newer_anchor(tmp_path: Path) -> None:
+    """What retention has removed is not waited for; the residual, with what was owed, comes along."""
+    with Crowd("sparseloco", tmp_path) as crowd:
+        clock = crowd.clock = Clock()
+        peers = [crowd.comes(number) for number in range(3)]
+        train_all(peers, 9)
+        slow = peers.pop()
+        slow.transport._heart.stop()
+        together(lambda: train_all(peers, 41), lambda: miss(peers, 41, clock))
+        fragments = len(slow.replica.lanes)
+        while sum(round_of(entry.path) >= 6 for entry in crowd.store.list("anchors")) < fragments:
+            time.sleep(0.01)  # anchors are written beside the training
+        for entry in crowd.store.list("rounds"):
+            if entry.path.endswith(".frame") and round_of(entry.path) < 6:
+                crowd.store.delete(entry.path)
+        slow.said.clear()
+        while not slow.kinds() & {"behind"}:
+            slow.transport._may_lag = False
+            slow.step()
+        assert slow.replica.step > 30
+        assert slow.replica.residual_norm() > 0
+        slow.arrive()
+        train_all([*peers, slow], 49)
         assert_agree(*peers, slow)
 
 

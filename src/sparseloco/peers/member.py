@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
 from sparseloco import rejoin
@@ -72,6 +72,7 @@ class Member:
     retention: anchors.Retention
     chains: dict[int, History] = field(default_factory=dict)
     posted: dict[Key, tuple[str, int]] = field(default_factory=dict)
+    _spare: Future[None] | None = None
 
     def start_of(self, fragment: int) -> History:
         """Where the chain of a fragment begins."""
@@ -152,8 +153,8 @@ class Member:
     def _write_anchor(self, manifest: Manifest, every: int, patience_s: float) -> None:
         """If it is this peer's turn, or the next one's after some waiting, put the anchor in the background."""
         turn = anchors.turn_of(manifest, self.desk.me.peer_id, every)
-        if turn not in (0, 1):
-            return
+        if turn not in (0, 1) or (turn and self._spare is not None and not self._spare.done()):
+            return  # one thread at most waits for others, so that there is always one that writes
         key = Key(manifest.round, manifest.fragment)
         data = anchors.serialize(self.replica, self.run.run, key)
         assert hashlib.sha256(data).hexdigest() == manifest.state_sha256
@@ -166,7 +167,8 @@ class Member:
                     self.retention.found_whole(key, anchors.path_of(manifest), written=True)
                     self.retention.clean(key.fragment)
 
-        self.errands.submit(errand)
+        running = self.errands.submit(errand)
+        self._spare = running if turn else self._spare
 
     def _is_there(self, manifest: Manifest, size: int) -> bool:
         with contextlib.suppress(StoreError):
