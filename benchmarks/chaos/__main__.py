@@ -95,6 +95,7 @@ def run(seed: int, rounds: int, kills: int, folder: Path) -> dict[str, Any]:
         else:
             befell = Killed(seats, watch, kills, there / "over").run()
         found[name] = audit(seats, watch.chain, befell)
+        found[name]["peak_resident_bytes_by_half"] = [watch.peaks[half] for half in (False, True)]
         growths.append(watch.growth())
         shutil.rmtree(there)
     straight = task.held_out(task.without_faults(rounds, PEERS).replicas[0].anchor())

@@ -162,7 +162,7 @@ class Killed:
         rounds = seats[0].rounds
         self.moments = sorted(self.chance.sample(range(1, rounds), min(kills, rounds - 1)))
         self.crashes = self.chance.sample(CRASHES, len(CRASHES))
-        self.rounds_to_live = max(2, rounds // 8)
+        self.rounds_to_live = max(2, rounds // 16)
         self.befell: Counter[str] = Counter()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["benchmarks.chaos.peer"])
@@ -202,9 +202,7 @@ class Killed:
             chair.process.kill()
             chair.process.join()
             self.befell["killed at a moment"] += 1
-            if chair.crash:
-                self.crashes.insert(0, chair.crash)  # it is another life's
-            self._down(chair)
+            self._down(chair, chair.crash)
 
     def _look_after(self, chair: _Chair) -> None:
         if chair.back_at is not None:
@@ -217,14 +215,19 @@ class Killed:
             return
         if code == -signal.SIGKILL and chair.crash:
             self.befell["killed: {}, {}".format(*chair.crash)] += 1
+            self._down(chair, None)
         elif code:
             raise RuntimeError(f"peer {chair.seat.number}: ended with {code}")
         else:
             self.befell["restarts"] += 1
-        self._down(chair)
+            self._down(chair, chair.crash)
 
-    def _down(self, chair: _Chair) -> None:
-        chair.back_at = time.monotonic() + self.chance.uniform(0, MOST_DOWN_S)
+    def _down(self, chair: _Chair, crash: tuple[str, str] | None) -> None:
+        """For a while; a death that did not come is another life's."""
+        if crash:
+            self.crashes.insert(0, crash)
+        most_s = min(MOST_DOWN_S, chair.seat.rounds / 10)
+        chair.back_at = time.monotonic() + self.chance.uniform(0, most_s)
 
 
 def seats_in(folder: Path, seed: int, rounds: int, run: RunFile) -> list[Seat]:

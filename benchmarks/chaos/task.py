@@ -12,16 +12,18 @@ from sparseloco import presets, sgd
 from sparseloco.algorithm import Algorithm
 from sparseloco.simulate import Cohort
 
-INPUTS, HIDDEN, OUTPUTS, BATCH = 12, 24, 3, 16
+INPUTS, HIDDEN, OUTPUTS, BATCH = 12, 24, 3, 32
 INNER_STEPS = 4
 DECAY = 0.95
-NOISE = 0.3
+NOISE = 0.5
+"""Its square is the least loss; the peers come within a tenth of it, so that one percent of the loss says something."""
 _HELD_OUT = 4096
 
 
 def algorithm() -> Algorithm:
-    """SparseLoCo with small tiles."""
-    return presets.sparseloco(inner_steps=INNER_STEPS, k=8, tile=8, decay=DECAY, inner=sgd(0.1, momentum=0.5))
+    """SparseLoCo with small tiles, and inner steps that become shorter."""
+    inner = sgd(lambda step: 0.2 / (1 + step / 100), momentum=0.5)
+    return presets.sparseloco(inner_steps=INNER_STEPS, k=16, tile=8, decay=DECAY, inner=inner)
 
 
 def net(seed: int = 0) -> nn.Module:

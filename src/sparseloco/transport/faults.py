@@ -216,11 +216,13 @@ class FaultyStore:
     """
 
     _REMEMBERED = 64
+    _FOLDERS = 32
 
     def __init__(self, store: Store, script: Script, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.store = store
         self._stage = _Stage(script, sleep)
         self._listings: dict[str, deque[tuple[int, list[Listed]]]] = {}
+        self._lock = threading.Lock()
 
     @property
     def events(self) -> list[Event]:
@@ -255,13 +257,22 @@ class FaultyStore:
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         """As the store does it, or as it was: what this wrapper listed so long ago, or nothing if it had not yet."""
         number, fault = self._stage.enter("list", prefix)
-        kept = self._listings.setdefault(prefix, deque(maxlen=self._REMEMBERED))
+        kept = self._kept_of(prefix)
         if fault is not None and fault.kind == "stale":
             old = [entries for place, entries in kept if place <= number - fault.amount]
             return [entry for entry in (old[-1] if old else []) if entry.path > after]
         found = self._stage.run(number, fault, f"list {prefix}".rstrip(), lambda: self.store.list(prefix))
         kept.append((number, found))
         return [entry for entry in found if entry.path > after]
+
+    def _kept_of(self, prefix: str) -> deque[tuple[int, list[Listed]]]:
+        """Listings of this folder so far; those of folders that nobody looks at any more are forgotten."""
+        with self._lock:
+            kept = self._listings.pop(prefix, None) or deque(maxlen=self._REMEMBERED)
+            self._listings[prefix] = kept
+            for old in list(self._listings)[: -self._FOLDERS]:
+                del self._listings[old]
+        return kept
 
     def _write(self, verb: str, path: str, size: int, operation: Callable[[], None]) -> None:
         number, fault = self._stage.enter(verb, path)
