@@ -8,7 +8,7 @@ from typing import Any
 
 from sparseloco.errors import StoreError
 from sparseloco.peers import canonical, paths
-from sparseloco.peers.frames import seal_frame
+from sparseloco.peers.frames import seal_envelope
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.leases import Lease
 from sparseloco.peers.manifest import Entry, History, LeftOut, Manifest, seal
@@ -81,7 +81,7 @@ class Stage:
             digest=digest,
             payload=Payload((), {}),
         )
-        data = seal_frame(envelope, self.run.run, ME[peer])
+        data = seal_envelope(envelope, self.run.run, ME[peer])
         entry = Entry(peer=IDS[peer], size=len(data), hash=canonical.sha256(data), weight=7)
         self.store.put(str(paths.Frame(round, fragment, entry.peer, 0, entry.hash)), data)
         return entry
