@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from sparseloco.cli.joining import default_folder
+from sparseloco.cli.peer_runs import config_of
 from sparseloco.peers import canonical
 from sparseloco.peers.identity import Domain, Identity
+from sparseloco.peers.run_file import read_run, run_id
 from tests.cli import Call, Ended
 from tests.peers.joins import prepare
 
@@ -135,6 +139,7 @@ def test_another_tokenizer(cli: Call, made: dict[str, Any]) -> None:
 
 
 def test_a_key_in_use(cli: Call, made: dict[str, Any]) -> None:
+    """C-45: two peers on one host."""
     handle = os.open("a.key", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
@@ -160,6 +165,23 @@ def test_folders_of_something_else(cli: Call, made: dict[str, Any]) -> None:
     refused(cli("join", "store", "--out", "other"), f"--out 'other': holds run {made['run']}, but this is run ")
     Path("other/run.json").write_text("{")
     refused(cli("join", "store", "--out", "other"), "--out 'other': its run.json cannot be read (run.json: ")
+
+
+def test_a_folder_follows_from_the_run(made: dict[str, Any]) -> None:
+    """The same at every start, and nothing that a name could lead to."""
+    run = read_run(Path("store/run.json").read_bytes())
+    assert default_folder(run) == Path("runs") / f"run-{made['run'][:8]}"
+    nonce, owner = run.nonce, run.owner
+    odd = msgspec.structs.replace(run, name="../a b", run=run_id("../a b", nonce, owner))
+    assert default_folder(odd) == Path("runs") / f"---a-b-{odd.run[:8]}"
+
+
+def test_how_many_is_not_the_owners_to_say(cli: Call, made: dict[str, Any]) -> None:
+    run = read_run(Path("store/run.json").read_bytes())
+    odd = msgspec.structs.replace(run, train={**run.train, "workers": 7, "shards": 2, "processes": True})
+    config = config_of(odd, Path("tokenizer.json"), overrides=["train.accumulation=2", "checkpoint.every=4"])
+    assert (config.train.workers, config.train.shards, config.train.processes) == (1, 1, False)
+    assert (config.train.accumulation, config.checkpoint.every) == (2, 4)
 
 
 def test_settings_that_are_not_a_peers(cli: Call, made: dict[str, Any]) -> None:

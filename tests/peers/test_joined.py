@@ -219,6 +219,36 @@ def test_a_slow_peer_posts_early(scene: Callable[..., Scene], tmp_path: Path) ->
     assert lacking % (2 * 16) == 0
 
 
+def test_a_peer_that_is_overtaken_follows(scene: Callable[..., Scene], tmp_path: Path) -> None:
+    """C-35: the others close rounds at the deadline and go on; it takes the step from them and ends where they do."""
+    made = scene("run", "policy.deadline_s=1", "policy.lease_s=1", "train.steps=4")
+    begun, over = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def wait(world: Joined, status: Status) -> None:
+        steps.append(status.step)
+        begun.set()
+        over.wait()
+        while status.step == 1 and not world.transport.is_late:
+            time.sleep(0.05)
+
+    def go() -> dict[str, Any]:
+        begun.wait()
+        try:
+            return made.train(identity(1), tmp_path / "a")
+        finally:
+            over.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        fast = pool.submit(go)
+        slow = made.train(identity(2), tmp_path / "b", each=wait)
+        assert fast.result()["digest"] == slow["digest"]
+    assert [[entry["peer"] for entry in made.manifest(n)["entries"]] for n in (0, 1)] == [[identity(1).peer_id]] * 2
+    assert steps == [1, 2, 4], "step 3 was the others'"
+    assert slow["tokens"] == 2 * 16, "of the first round only a step was made"
+    assert slow["dense_bytes_per_replica"] == 4 * slow["parameters"], "it has posted once"
+
+
 def test_it_can_be_stopped_while_it_waits(scene: Callable[..., Scene], tmp_path: Path) -> None:
     """A peer that waits for a quorum leaves when asked; the frame stays, and is put again by the next start."""
     made = scene("run", "policy.min_peers=2")

@@ -30,8 +30,8 @@ from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, to_table
 
 _TOKENIZER_LIMIT = 2**26
-_OF_A_MACHINE = ("workers", "shards", "processes", "autocast")
-"""Keys of ``[train]`` that each peer decides for itself."""
+_ONE = ("workers", "shards", "processes")
+"""Keys of ``[train]`` that say how many: a peer is one process with one whole model."""
 _PEERS_OWN = {
     "train": ("accumulation", "autocast", "nonfinite", "evaluate_every", "evaluation_tokens", "log_every"),
     "checkpoint": ("every", "keep", "asynchronous"),
@@ -86,7 +86,7 @@ def draft_run(config: RunConfig, policy: Policy, name: str, owner: Identity, *, 
         explicit: ``[train]`` as it stood in the file, for what has another default on each machine.
     """
     table = to_table(config)
-    train = {key: value for key, value in table["train"].items() if key not in _OF_A_MACHINE}
+    train = {key: value for key, value in table["train"].items() if key not in (*_ONE, "autocast")}
     if explicit.get("autocast", "auto") != "auto":
         train["autocast"] = config.train.autocast
     given = table["data"].pop("tokenizer")
@@ -154,7 +154,7 @@ def config_of(run: RunFile, tokenizer: Path, *, data: str | None = None, overrid
             if key not in _PEERS_OWN.get(section, ()):
                 known = ", ".join(f"{name}.{key}" for name, keys in _PEERS_OWN.items() for key in keys)
                 raise ConfigError(f"--set {section}.{key}: must be the same for all peers; a peer may choose {known}")
-    train = {key: value for key, value in run.train.items() if key != "optimizer"}
+    train = {key: value for key, value in run.train.items() if key not in ("optimizer", *_ONE)}
     text = run.data if data is None else {**_plain_recipe(run.data), "path": data}
     table = {
         "algorithm": run.algorithm,

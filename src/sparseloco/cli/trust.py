@@ -90,7 +90,10 @@ def known_owner(url: str) -> str | None:
 
 def remember(url: str, owner: str) -> None:
     """Trust an owner for an address from now on."""
-    known = _known() | {_place(url): owner}
+    known = _known()
+    if known.get(_place(url)) == owner:
+        return
+    known[_place(url)] = owner
     config_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(known_file(), "".join(f"{key} {place}\n" for place, key in sorted(known.items())))
 

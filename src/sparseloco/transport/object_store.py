@@ -357,8 +357,9 @@ class ObjectStore:
             for entry in self.store.list(paths.round_prefix(number, fragment)):
                 with contextlib.suppress(WireError):
                     place = paths.parse(entry.path)
-                    known = isinstance(place, paths.Frame) and place.peer != self.peer_id
-                    if known and self.run.policy.admits(place.peer):
+                    if not isinstance(place, paths.Frame) or place.peer == self.peer_id:
+                        continue
+                    if self.run.policy.admits(place.peer):
                         self._sighted[fragment] = number, self._clock()
                         break
 
