@@ -7,11 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from sparseloco.errors import NotFound, Unavailable
-from sparseloco.peers import paths
+from sparseloco.errors import NotFound, TooLarge, Unavailable
+from sparseloco.peers import chains, paths
 from sparseloco.peers.facts import printable
 from sparseloco.peers.manifest import LeftOut, seal
 from sparseloco.peers.status import Status
+from sparseloco.report import peers as words
 from tests.peers.stage import IDS, ME, Stage
 from tests.peers.test_status import look, rounds, viewer
 
@@ -183,3 +184,58 @@ def test_a_dead_store_is_one_error() -> None:
     stage.store.fails[""] = Unavailable("list: the store did not answer, or broke off; try again")
     with pytest.raises(Unavailable, match=r"^list: the store did not answer"):
         one.look()
+
+
+def test_what_is_not_in_order_is_said_in_words() -> None:
+    """C-33: a drifted peer is among the alerts, with what it says; so are sums that cannot be had."""
+    stage = Stage()
+    stage.close(0, 1)
+    for peer, digest in ((0, "a" * 32), (1, "a" * 32), (2, "b" * 32)):
+        stage.frame(peer, 1, digest)
+    seen = look(stage)
+    assert words.headline(seen) == "1 round closed, 0 of 2 peers live, frames disagree"
+    said = f"round 1, fragment 0: made from another state than aaaaaaaa: {IDS[2][:8]} says bbbbbbbb"
+    assert next(words.alerts(seen)) == said
+    stage.store.fails[""] = TooLarge("list: more than 100000 objects; list a folder further down, or start later")
+    stage.store.fails["peers"] = stage.store.fails[""]
+    assert words.sums(look(stage)) == ["bytes: the store holds too many objects to add them up"]
+
+
+def test_headers_that_cannot_be_had_are_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.close(0, 1)
+
+    def lost(path: str, start: int, length: int) -> bytes:
+        raise Unavailable(f"get_range {path}: the store did not answer, or broke off; try again")
+
+    one = viewer(stage)
+    monkeypatch.setattr(stage.store, "get_range", lost, raising=False)
+    seen = one.look()
+    assert (seen.agree, seen.agreement) == (None, ())
+    assert words.headline(seen).endswith("no frame to compare yet")
+    monkeypatch.undo()
+    assert one.look().agree is True
+
+
+def test_amendments_that_break_a_rule_or_cannot_be_read() -> None:
+    stage = Stage()
+    broken = stage.amendment(0, 0, **{"policy.min_peers": 0})
+    stage.close(0, 1, amended=(broken,))
+    assert [one.state for one in look(stage).amendments] == ["breaks a rule, so it changes nothing"]
+    stage.amendment(1, 5, **{"policy.min_peers": 1})
+    path = str(paths.Amend(1))
+    stage.store.fails[path] = Unavailable(f"get {path}: the store answered 503; try again")
+    seen = look(stage)
+    assert seen.amendments == ()
+    assert seen.problems == (f"amendments: get {path}: the store answered 503; try again",)
+
+
+def test_ids_without_end_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an open run keys are free: sums are kept of so many peers and no more."""
+    monkeypatch.setattr(chains, "MAX_TALLIED", 3)
+    stage = Stage()
+    stage.close(0, 1)
+    stage.close(2, 3, 4, left_out={5: "had not posted"})
+    seen = look(stage)
+    assert sorted(one.peer for one in seen.peers) == IDS[:3]
+    assert len(rounds(seen)[1].sent) == 3

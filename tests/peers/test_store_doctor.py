@@ -182,6 +182,15 @@ def test_before_the_first_round_only_settings_can_tell() -> None:
     assert found["run"]["transfer_s"] is None
 
 
+def test_a_run_that_somebody_changed_is_not_reckoned_with(key: Path) -> None:
+    stage = Stage()
+    stage.store.delete("run.json")
+    stage.store.put("run.json", b'{"format":1}')
+    found = examine_store(stage.store, key=key)
+    assert found["permissions"]["get"].startswith("no (run.json: ")
+    assert (found["usable"], found["run"]) == (False, {})
+
+
 def test_settings_tell_the_bytes_before_the_first_round() -> None:
     """As `describe` counts them, if they make the algorithm and the model that run.json has the fingerprint of."""
     table: dict[str, Any] = {
