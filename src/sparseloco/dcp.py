@@ -23,6 +23,8 @@ _NOT_SAVED = {"rng", "rng_devices", "optimizer", "shard", "blocks"}
 """What belongs to a process or to the loop, or follows from the rest."""
 
 _STARTED = "outer_started"
+_CAUSE_BYTES = 256
+"""Room for what was not finite at a replica that abstains, since DCP loads into shapes that are known."""
 
 
 class ReplicaState:
@@ -78,11 +80,12 @@ class ReplicaState:
                 "sparseloco.checkpoint"
             )
         started = self._fill_outer(shared)
+        private = self._private_state(shared) if self._private else {}
         state = {"shared": self._opened(shared)}
         if started is not None:
             state["shared"][_STARTED] = started
         if self._private:
-            state[self._private] = self._opened(replica.private_state())
+            state[self._private] = self._opened(private)
         return state
 
     def load_state_dict(self, state_dict: dict[str, dict[str, Any]]) -> None:
@@ -104,7 +107,18 @@ class ReplicaState:
         shared["blocks"] = sum(path.startswith(("anchor/", "outer/")) for path in shared)
         replica.load_shared_state(shared)
         if self._private:
-            replica.load_private_state(self._closed(state_dict[self._private], replica.private_state()))
+            private = self._closed(state_dict[self._private], self._private_state(like))
+            causes = {path: value.rstrip() for path, value in private.items() if path.startswith("abstains/")}
+            replica.load_private_state(private | causes)
+
+    def _private_state(self, shared: StateDict) -> StateDict:
+        """With a cause for every fragment, empty where it does not abstain, of one length in bytes."""
+        private = self._replica.private_state()
+        fragments = [path.partition("/")[2] for path in shared if path.startswith("round/")]
+        for path in (f"abstains/{fragment}" for fragment in fragments):
+            cause = private.get(path, "").encode()[:_CAUSE_BYTES].decode(errors="ignore")
+            private[path] = cause + " " * (_CAUSE_BYTES - len(cause.encode()))
+        return private
 
     def _fill_outer(self, shared: StateDict) -> Tensor | None:
         """Give each block the outer state that it will have after its first step, as DCP loads into what is there.

@@ -198,8 +198,8 @@ def as_rank(config: RunConfig) -> RunConfig:
 
 
 def restarts() -> int:
-    """How often torchrun has started these ranks again (``--max-restarts``)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_torchrun() else 0
+    """How often torchrun has started these ranks again (``--max-restarts``), be there one left or several."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if "RANK" in os.environ else 0
 
 
 def is_torchrun() -> bool:

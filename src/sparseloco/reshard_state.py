@@ -182,6 +182,8 @@ def _message(path: str, values: Sequence[Any], cuts: Cuts) -> Any:
     _, fragment, _, what, *name = path.split("/")
     if what == "digest":
         return _own_share(values, cuts)
+    if what == "abstained":  # all shards abstain together, for one cause
+        return values[0]
     cut = cuts.rows.get(name[0]) if what == "snapshot" else _part(int(fragment), name[0], cuts)
     return _taken(path, values, cut)
 

@@ -91,6 +91,27 @@ def test_a_new_replica_takes_over(name: str, steps: int) -> None:
     assert new[0].digest() == new[1].digest() == old[0].digest()
 
 
+@pytest.mark.parametrize("cause", ["loss", "delta of " + 300 * "\N{GREEK SMALL LETTER ALPHA}"])
+@pytest.mark.parametrize("name", ["sparseloco", "streaming_diloco"])
+def test_a_replica_that_abstains_goes_on_abstaining(name: str, cause: str) -> None:
+    """A cause that is too long is cut; what was loaded is loaded into a replica that abstained, as well."""
+    (old, old_models), (new, _) = cohort(ALGORITHMS[name]), cohort(ALGORITHMS[name])
+    train(old, old_models, 1, 5)
+    with pytest.warns(UserWarning, match="contributes nothing"):
+        old[1].abstain(cause)
+    hand_over(old[1], new[1])
+    assert new[1].is_abstaining
+    kept = {path: value for path, value in new[1].private_state().items() if path.startswith("abstains/")}
+    assert kept
+    assert all(value and cause.startswith(value) for value in kept.values())
+    hand_over(old[0], other := cohort(ALGORITHMS[name])[0][0])
+    assert not other.is_abstaining
+    with pytest.warns(UserWarning, match="contributes nothing"):
+        other.abstain(cause)
+    hand_over(old[0], other)
+    assert not other.is_abstaining
+
+
 def assert_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert mine.keys() == theirs.keys()
     for path, value in mine.items():

@@ -82,6 +82,18 @@ def test_a_restart_without_a_checkpoint_starts_anew(
     assert tomllib.loads(Path("other/config.toml").read_text())["train"]["workers"] == 3
 
 
+def test_a_restart_with_one_rank_alone_resumes_too(rank: pytest.MonkeyPatch, call: Call) -> None:
+    """It holds all replicas, as the command without torchrun does; and starts no second run beside the first."""
+    rank.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    rank.setenv("WORLD_SIZE", "1")
+    done = call("train", "run.toml")
+    assert done.code == 0
+    assert "restart 1 by torchrun, with one rank, which holds all replicas, continues as --resume does\n" in done.err
+    assert "resuming at step 4, token 256, from runs/run-sparseloco/checkpoints/step-00000004\n" in done.err
+    assert json.loads(Path("runs/run-sparseloco/summary.json").read_text())["workers"] == 2
+    assert not Path("runs/run-sparseloco-2").exists()
+
+
 def test_a_restart_outside_of_torchrun_is_none(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable alone, left over in a shell, changes nothing."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

@@ -84,6 +84,19 @@ def test_splitting_undoes_merging_and_the_way_does_not_matter(method: str) -> No
     assert same([dealt([one], cuts(peer, shard, 2)) for shard in range(2)], two)
 
 
+@pytest.mark.parametrize("method", ["sparseloco_delayed", "streaming_diloco"])
+def test_a_message_without_a_contribution_stays_one(method: str) -> None:
+    peers, mail = [Peer(METHODS[method](), i) for i in range(2)], {}
+    lockstep(peers, 3, mail)
+    with pytest.warns(UserWarning, match="train_loss is not finite"):
+        peers[1].replica.abstain("train_loss")
+    lockstep(peers, 1, mail)
+    whole = peers[1].replica.shared_state(), peers[1].replica.private_state()
+    parts = [dealt([whole], cuts(peers[1], shard, 2)) for shard in range(2)]
+    assert [private["in_flight/0/0/abstained"] for _, private in parts] == ["train_loss"] * 2
+    assert same(dealt(parts, cuts(peers[1], 0, 1)), whole)
+
+
 def test_digests_of_a_past_moment_stay_a_sum() -> None:
     peer, _ = trained("sparseloco_delayed")
     shared = peer.replica.shared_state()

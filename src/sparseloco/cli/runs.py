@@ -94,8 +94,9 @@ def train_one(
     if restarts():
         resume, overwrite = True, False
         if writes:
-            ranks = f"{entry.config.train.workers} ranks"
-            screen.say(f"{entry.label}: restart {restarts()} by torchrun, with {ranks}, continues as --resume does")
+            ranks = int(os.environ.get("WORLD_SIZE", "1"))
+            came = f"{ranks} ranks" if ranks > 1 else "one rank, which holds all replicas"
+            screen.say(f"{entry.label}: restart {restarts()} by torchrun, with {came}, continues as --resume does")
     if writes:
         check_not_held(folder)
         check_run_folder(folder, resume=resume, overwrite=overwrite)
