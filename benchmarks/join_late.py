@@ -4,8 +4,7 @@
 
 Four peers train a model of a million parameters over a store, so that frames are of a real size; no anchor but the
 common start is there, so the fifth replays every round. Counted is all that it receives: frames, manifests, leases.
-Then all go on, and the next round must list it. Ends with 1 if it costs 0.6 % of dense float32 or more per peer and
-round.
+Then all go on, and the next round must list it. Ends with 1 if a peer's round costs 0.6 % of dense float32 or more.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.chaos import task
-from benchmarks.chaos.crowd import Chain, Killed, Watch, in_threads, seats_in
+from benchmarks.chaos.crowd import Chain, Killed, Watch, in_threads, prepare, seats_in
 from benchmarks.chaos.ledger import Balance, close
 from benchmarks.chaos.peer import HONEST, PEERS, Seat, make_run
 
@@ -84,6 +84,7 @@ def run(seed: int, rounds: int, kills: int, folder: Path) -> dict[str, Any]:
     """Both runs and the one without faults."""
     found: dict[str, Any] = {}
     growths: list[float] = []
+    prepare()
     for name in ("faults", "kills"):
         there = folder / name
         there.mkdir()

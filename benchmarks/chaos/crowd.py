@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def in_threads(seats: list[Seat], watch: Watch, pid: int) -> Counter[str]:
     finally:
         over.set()
     for thread in [] if errors else threads:
-        thread.join()
+        thread.join(60)
     if errors:
         raise errors[0]
     watch.look([pid])
@@ -146,6 +147,13 @@ class _Chair:
     life: int = 0
 
 
+def prepare() -> None:
+    """Start the process of which all peers are forked, with what they import; it takes long, so in the background."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "benchmarks.chaos.peer"])  # the first is what optimizers load
+    forkserver.ensure_running()
+
+
 class Killed:
     """Peers as processes; some are killed from outside, some by themselves at a certain operation, all come back.
 
@@ -161,11 +169,10 @@ class Killed:
         self.chance = random.Random(f"{seats[0].seed}/kills")
         rounds = seats[0].rounds
         self.moments = sorted(self.chance.sample(range(1, rounds), min(kills, rounds - 1)))
-        self.crashes = self.chance.sample(CRASHES, len(CRASHES))
+        self.crashes = self.chance.sample(CRASHES, min(len(CRASHES), max(2, rounds // 3)))
         self.rounds_to_live = max(2, rounds // 16)
         self.befell: Counter[str] = Counter()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["benchmarks.chaos.peer"])
         self.chairs = [_Chair(seat, *self._start(seat, 0)) for seat in seats]
 
     def run(self) -> Counter[str]:

@@ -57,7 +57,7 @@ class Ledger:
         """Go on with what counts: entries up to the round, and with the frame, that the journal has."""
         self.folder.mkdir(parents=True, exist_ok=True)
         last, hash_ = journal or (-1, "")
-        for path in self.folder.glob("*.npy"):
+        for path in self.folder.glob("[0-9]*.npy"):
             round_, name = _place(path)
             if round_ > last or (round_ == last and name != hash_):
                 path.unlink()
@@ -115,7 +115,7 @@ class Balance:
 
 def close(folder: Path, listed: Mapping[int, str]) -> Balance:
     """Close the ledger of a peer whose frames ``listed`` are in the accepted manifests, by round."""
-    made = {_place(path): torch.from_numpy(np.load(path)) for path in sorted(folder.glob("0*.npy"))}
+    made = {_place(path): torch.from_numpy(np.load(path)) for path in sorted(folder.glob("[0-9]*.npy"))}
     left = torch.from_numpy(np.load(folder / "residual.end.npy"))
     deltas, shed, accepted = (torch.zeros_like(left) for _ in range(3))
     for (round_, hash_), (delta, residual, sent) in made.items():

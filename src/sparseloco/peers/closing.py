@@ -27,6 +27,8 @@ from sparseloco.peers.store import Store
 from sparseloco.types import Envelope, Key
 
 _IN_MEMORY = 2
+"""Rounds whose frames are held in memory; older ones are on the disk."""
+
 FOREIGN = 2**32
 """Numbers of other peers' envelopes start here, above all numbers that a frame can hold."""
 
