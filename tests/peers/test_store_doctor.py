@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer, models
 
 from sparseloco.cli import store_doctor
 from sparseloco.cli.doctor import in_words, title
@@ -16,7 +17,7 @@ from sparseloco.cli.store_doctor import examine_store
 from sparseloco.config import Entry
 from sparseloco.config.file import resolve
 from sparseloco.errors import Denied, Unavailable
-from sparseloco.peers.canonical import encode
+from sparseloco.peers.canonical import encode, sha256
 from sparseloco.peers.store import Store, open_store
 from tests.cli import Call
 from tests.peers import raw
@@ -191,23 +192,35 @@ def test_a_run_that_somebody_changed_is_not_reckoned_with(key: Path) -> None:
     assert (found["usable"], found["run"]) == (False, {})
 
 
-def test_settings_tell_the_bytes_before_the_first_round() -> None:
-    """As `describe` counts them, if they make the algorithm and the model that run.json has the fingerprint of."""
+def test_settings_tell_the_bytes_before_the_first_round(tmp_path: Path) -> None:
+    """As `describe` counts them, with the run's own tokenizer, if they make what run.json has the fingerprint of."""
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "<end>": 2}, []))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     table: dict[str, Any] = {
         "algorithm": {"preset": "sparseloco", "inner_steps": 2, "tile": 8, "k": 8},
         "model": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 24},
-        "data": {"path": "stdlib", "vocab_size": 300},
+        "data": {"path": "stdlib", "end_token": "<end>"},
         "train": {"steps": 4, "batch_size": 2, "sequence_length": 16},
-        "optimizer": {"warmup_steps": 1},
     }
-    figures = describe(Entry(label="run", config=resolve(table)))
+    optimizer = {"warmup_steps": 1}
+    given = {**table["data"], "tokenizer": str(tmp_path / "tokenizer.json")}
+    config = resolve({**table, "data": given, "optimizer": optimizer})
+    figures = describe(Entry(label="run", config=config))
+    data = (tmp_path / "tokenizer.json").read_bytes()
+    table["train"]["optimizer"] = optimizer
     stage = Stage()
-    table["train"]["optimizer"] = table.pop("optimizer")
-    run = msgspec.structs.replace(stage.run, **table, fingerprint=figures["fingerprint"]).signed(identity(OWNER))
+    run = msgspec.structs.replace(
+        stage.run, **table, fingerprint=figures["fingerprint"], tokenizer=sha256(data)
+    ).signed(identity(OWNER))
     stage.store.put("run.json", encode(run))
+    assert clocked(stage, 0.5)["run"]["sent_per_round_bytes"] is None, "its tokenizer is not there"
+    stage.store.put("tokenizer.json", b"{}")
+    assert clocked(stage, 0.5)["run"]["sent_per_round_bytes"] is None, "it is another one"
+    stage.store.put("tokenizer.json", data)
     found = clocked(stage, 0.5)["run"]
     assert found["frames_from"] == "the settings in run.json"
-    assert found["sent_per_round_bytes"] == figures["bytes_sent_per_round"] > 1000
+    assert found["sent_per_round_bytes"] == figures["bytes_sent_per_round"]
 
 
 def test_a_clock_that_is_off_is_said_for_information() -> None:

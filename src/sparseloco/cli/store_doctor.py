@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 from sparseloco.cli.doctor import Finding
 from sparseloco.cli.seeing import check_there
 from sparseloco.errors import NotFound, SparseLocoError, StoreError, Unavailable, WireError
-from sparseloco.peers import paths
+from sparseloco.peers import canonical, paths
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.looking import Viewer
 from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run
@@ -33,6 +34,7 @@ _NEEDED = {
     "own frames": "this peer cannot post",
 }
 _STALL_S = 30.0
+_TOKENIZER_LIMIT = 2**26
 _SKEW_S = 30.0
 _STRANGER = "0" * 32
 """A folder that no peer has: nobody has a key with this id."""
@@ -215,7 +217,7 @@ def _expect(store: Store, run: RunFile, found: Mapping[str, Any]) -> dict[str, A
     seen: Status | None = None
     with suppress(SparseLocoError):
         seen = Viewer(store).look()
-    frame_bytes, source = _frame_bytes(run, seen)
+    frame_bytes, source = _frame_bytes(store, run, seen)
     peers = _num_peers(run, seen)
     speed, latency = found["bandwidth"], found["latency"]
     transfer_s: float | None = None
@@ -236,7 +238,7 @@ def _expect(store: Store, run: RunFile, found: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _frame_bytes(run: RunFile, seen: Status | None) -> tuple[int | None, str]:
+def _frame_bytes(store: Store, run: RunFile, seen: Status | None) -> tuple[int | None, str]:
     """Bytes that a peer sends in a round of all fragments, and where that is from."""
     newest: dict[int, float] = {}
     for one in seen.rounds if seen is not None else ():
@@ -244,21 +246,32 @@ def _frame_bytes(run: RunFile, seen: Status | None) -> tuple[int | None, str]:
             newest.setdefault(one.fragment, statistics.median(sent.nbytes for sent in one.sent))
     if newest:
         return round(sum(newest.values())), "manifests of the newest rounds"
-    counted = _counted(run)
+    counted = _counted(store, run)
     return counted, "the settings in run.json" if counted is not None else "nothing yet: no round is closed"
 
 
-def _counted(run: RunFile) -> int | None:
-    """From the settings; None if they are of another version, or leave the size of the model open."""
+def _counted(store: Store, run: RunFile) -> int | None:
+    """From the settings; None if they do not make what run.json has the fingerprint of."""
     from sparseloco.cli.figures import describe
     from sparseloco.config import Entry
     from sparseloco.config.file import resolve
 
     train = {key: value for key, value in run.train.items() if key != "optimizer"}
-    table = {"algorithm": run.algorithm, "model": run.model, "data": run.data, "train": train}
+    table = {
+        "algorithm": run.algorithm,
+        "model": run.model,
+        "train": train,
+        "optimizer": run.train.get("optimizer", {}),
+    }
     try:
-        config = resolve({**table, "optimizer": run.train.get("optimizer", {})})
-        figures = describe(Entry(label=run.name, config=config))
+        data = store.get(str(paths.Tokenizer()), limit=_TOKENIZER_LIMIT)
+        if canonical.sha256(data) != run.tokenizer:
+            return None
+        with tempfile.TemporaryDirectory() as folder:  # the size of the vocabulary is in it
+            place = Path(folder) / "tokenizer.json"
+            place.write_bytes(data)
+            config = resolve({**table, "data": {**run.data, "tokenizer": str(place)}})
+            figures = describe(Entry(label=run.name, config=config))
     except SparseLocoError:
         return None
     return int(figures["bytes_sent_per_round"]) if figures["fingerprint"] == run.fingerprint else None
