@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from benchmarks.chaos.hostile import HostileStore
 from benchmarks.chaos.peer import CRASHES, HONEST, PEERS, Seat, live_in_process
@@ -112,7 +113,7 @@ def in_threads(seats: list[Seat], watch: Watch, pid: int) -> Counter[str]:
             for life in range(10**6):
                 faulty = FaultyStore(raw, seat.script(life, None, 0))
                 stores.append(faulty)
-                store = faulty if seat.is_honest else HostileStore(raw, seat.me, seat.run, seat.seed)
+                store: Any = faulty if seat.is_honest else HostileStore(raw, seat.me, seat.run, seat.seed)
                 with contextlib.suppress(StoreError, WireError):
                     return seat.live(store, over.is_set)
                 restarts["restarts"] += 1
@@ -170,7 +171,7 @@ class Killed:
         rounds = seats[0].rounds
         self.moments = sorted(self.chance.sample(range(1, rounds), min(kills, rounds - 1)))
         self.crashes = self.chance.sample(CRASHES, min(len(CRASHES), max(2, rounds // 3)))
-        self.rounds_to_live = max(2, rounds // 16)
+        self.rounds_to_live = max(2, rounds // 20)
         self.befell: Counter[str] = Counter()
         self._context = multiprocessing.get_context("forkserver")
         self.chairs = [_Chair(seat, *self._start(seat, 0)) for seat in seats]
@@ -230,9 +231,9 @@ class Killed:
             self._down(chair, chair.crash)
 
     def _down(self, chair: _Chair, crash: tuple[str, str] | None) -> None:
-        """For a while; a death that did not come is another life's."""
+        """For a while; a death that did not come is the next life's."""
         if crash:
-            self.crashes.insert(0, crash)
+            self.crashes.append(crash)
         most_s = min(MOST_DOWN_S, chair.seat.rounds / 10)
         chair.back_at = time.monotonic() + self.chance.uniform(0, most_s)
 

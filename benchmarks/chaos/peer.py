@@ -58,7 +58,7 @@ FAULTS = (
 
 CRASHES = [(f"crash_{when}", verb) for verb in ("create", "put", "get", "list", "size", "delete", "get_range")
            for when in ("before", "during", "after")]  # fmt: skip
-_PER_ROUND = {"create": 1, "put": 2, "get": 15, "list": 10, "size": 8, "delete": 1, "get_range": 8}
+_PER_ROUND = {"create": 0.5, "put": 2, "get": 15, "list": 10, "size": 8, "delete": 0.5, "get_range": 8}
 """About how often a peer does it in a round, so that lives that end at different operations are of like length."""
 
 
@@ -217,7 +217,7 @@ def live_in_process(seat: Seat, life: int, crash: tuple[str, str] | None, rounds
     warnings.simplefilter("error")
     raw = open_store(seat.url)
     if seat.is_honest:
-        store: Store = Mortal(FaultyStore(raw, seat.script(life, crash, rounds_to_live)))
+        store: Any = Mortal(FaultyStore(raw, seat.script(life, crash, rounds_to_live)))
     else:
         store = HostileStore(raw, seat.me, seat.run, seat.seed)
     with contextlib.suppress(StoreError, WireError):  # it is started again

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.mp
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, as Linux has it")
 def test_eight_rounds_of_chaos_lose_nothing() -> None:
-    """C-33, C-35, C-41, C-49, C-69: faults of every kind, deaths by -9 and a hostile peer; all agree, all adds up."""
+    """C-35, C-49, C-69: faults of every kind, deaths by -9 and a hostile peer; all agree, all adds up."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.chaos", "--seed", "3", "--rounds", "8", "--kills", "2", "--json"],
