@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from sparseloco.errors import DivergenceError, WireError
 from sparseloco.peers import paths
+from sparseloco.peers.clipping import clip_to_median
 from sparseloco.peers.deadline import Arrivals, Decision, decide
 from sparseloco.peers.driver import Driver, Teller
 from sparseloco.peers.frames import Expected, Frames
@@ -24,7 +25,7 @@ from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Fate, Round, own_fate
 from sparseloco.peers.run_file import Amendment
 from sparseloco.peers.store import Store
-from sparseloco.types import Envelope, Key
+from sparseloco.types import Envelope, Key, Payload
 
 _IN_MEMORY = 2
 """Rounds whose frames are held in memory; older ones are on the disk."""
@@ -46,12 +47,14 @@ class Order:
         expected: What frames must be like.
         own: Hash and size of the own frame, which is held; None if there is none.
         number: Own number, for the own envelope.
+        norm: 2-norm of a payload, for clipping.
     """
 
     history: History
     expected: Expected
     own: tuple[str, int] | None
     number: int
+    norm: Callable[[Payload], float]
 
     @property
     def key(self) -> Key:
@@ -158,11 +161,20 @@ class Desk:
         opened = self._open(order, manifest)
         failed = {entry.hash for entry in manifest.entries} - set(opened)
         fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None, failed)
-        inbox = [
-            replace(opened[entry.hash], peer=order.number if self._is_mine(entry, fate) else FOREIGN + number)
-            for number, entry in enumerate(manifest.entries)
-            if entry.hash in opened
-        ]
+        inbox: list[Envelope] = []
+        sender: dict[int, str] = {}
+        for place, entry in enumerate(manifest.entries):
+            number = order.number if self._is_mine(entry, fate) else FOREIGN + place
+            sender[number] = entry.peer[:8]
+            if entry.hash in opened:
+                inbox.append(replace(opened[entry.hash], peer=number))
+        inbox, factors = clip_to_median(inbox, order.norm, order.history.policy.clip_norm_ratio)
+        for number, factor in factors.items():
+            text = (
+                f"round {order.key.round}, fragment {order.key.fragment}: what {sender[number]} sent is scaled by "
+                f"{factor:.3g}, since it is longer than clip_norm_ratio allows"
+            )
+            self.tell(Tell("clipped", order.key.round, order.key.fragment, text))
         return Closed(manifest, inbox, fate)
 
     def follow(self, order: Order) -> Manifest | None:

@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sparseloco import rejoin
 from sparseloco.errors import ConfigError, StoreError
 from sparseloco.peers import anchors, canonical
+from sparseloco.peers.clipping import payload_norm
 from sparseloco.peers.closing import Closed, Desk, Order
 from sparseloco.peers.frames import Expected, check_weight_within, seal_envelope
 from sparseloco.peers.journal import Journal, Posted
@@ -101,6 +103,7 @@ class Member:
             expected=Expected(self.run.run, key, self.replica.fingerprint, digest, specs),
             own=self.posted.get(key),
             number=self.replica.peer,
+            norm=partial(payload_norm, lane.channel, lane.state),
         )
 
     def take_down(self, envelope: Envelope) -> None:

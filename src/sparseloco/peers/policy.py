@@ -48,6 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_peers: Frames in a manifest at most.
         anchor_every: Rounds between anchors.
         slots: Data slots.
+        clip_norm_ratio: Largest norm of a payload, in medians of its round; longer ones are scaled down. 0 for none.
         rejoin_warmup_steps: Steps over which the inner learning rate of a peer that joins, or missed steps, rises.
     """
 
@@ -64,6 +65,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_peers: int = 64
     anchor_every: int = 16
     slots: int = 1024
+    clip_norm_ratio: float = 0.0
     rejoin_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -77,6 +79,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(f"policy.{name}={value!r}: must be from {low} to {high}; use {remedy}")
             if name.endswith("_s"):
                 msgspec.structs.force_setattr(self, name, float(value))  # 600 and 600.0 are the same bytes
+        if self.clip_norm_ratio and not 1 <= self.clip_norm_ratio <= 1e6:
+            raise ConfigError(
+                f"policy.clip_norm_ratio={self.clip_norm_ratio!r}: must be 0 for no clipping or at least 1, the median "
+                "itself; use 3"
+            )
+        msgspec.structs.force_setattr(self, "clip_norm_ratio", float(self.clip_norm_ratio))
         if self.min_peers > self.max_peers:
             raise ConfigError(
                 f"policy.min_peers={self.min_peers}: must be at most max_peers={self.max_peers}; lower it or raise "

@@ -1,0 +1,66 @@
+"""Norm clipping: a payload that is much longer than the median of its round is scaled down, alike at every peer.
+
+Every number here is the same on every IEEE machine: sums are exact, and everything else is one rounding at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from sparseloco.channel import Channel, ChannelState
+from sparseloco.compress.base import exact_mean
+from sparseloco.types import Envelope, Payload, Section
+
+
+def payload_norm(channel: Channel, state: ChannelState, payload: Payload) -> float:
+    """2-norm of what a payload decodes to."""
+    total: list[float] = []
+    for j, parts in payload.blocks.items():
+        block = torch.zeros_like(state.anchor[j], dtype=torch.float64, device="cpu")
+        channel.compressor.accumulate_(block, parts, 1, state.codec[j])
+        total += (exact_mean(block.square_()) * block.shape[-1]).tolist()
+    return math.sqrt(math.fsum(total))
+
+
+def clip_to_median(
+    inbox: Sequence[Envelope], norm: Callable[[Payload], float], ratio: float
+) -> tuple[list[Envelope], dict[int, float]]:
+    """Scale payloads down to ``ratio`` times the median norm of the round.
+
+    Args:
+        inbox: Checked envelopes of one round.
+        norm: Of a payload.
+        ratio: At least 1; 0 leaves all as they are.
+
+    Returns:
+        The envelopes, and by number of the peer the factor of each that was scaled.
+    """
+    if not ratio or len(inbox) < 3:  # of two, nobody knows which is the long one
+        return list(inbox), {}
+    norms = [norm(envelope.payload) for envelope in inbox]
+    most = ratio * statistics.median(norms)
+    clipped: list[Envelope] = []
+    factors: dict[int, float] = {}
+    for envelope, length in zip(inbox, norms, strict=True):
+        if length > most:
+            factors[envelope.peer] = most / length
+            envelope = replace(envelope, payload=scaled(envelope.payload, most / length))
+        clipped.append(envelope)
+    return clipped, factors
+
+
+def scaled(payload: Payload, factor: float) -> Payload:
+    """A payload that decodes to ``factor`` times as much; decoding is linear in its float parts, whatever the codes."""
+    sections: dict[int, Section] = {
+        j: {
+            name: (part.to(torch.float64) * factor).to(part.dtype) if part.is_floating_point() else part
+            for name, part in parts.items()
+        }
+        for j, parts in payload.blocks.items()
+    }
+    return replace(payload, sections=sections)
