@@ -169,9 +169,10 @@ class Lane:
         """Live tensors become the anchor, the residual becomes zero, and messages of the others are awaited."""
         self.round = state[f"round/{fragment}"]
         for path, j in self.block_paths():
-            self.state.anchor[j].copy_(fitting(f"anchor/{path}", state, self.state.anchor[j]))
-            self.state.outer[j] = _subtree(state, f"outer/{path}/")
-            self.state.codec[j] = _subtree(state, f"codec/{path}/")
+            anchor = self.state.anchor[j]
+            anchor.copy_(fitting(f"anchor/{path}", state, anchor))
+            self.state.outer[j] = _beside(anchor, _subtree(state, f"outer/{path}/"))
+            self.state.codec[j] = _beside(anchor, _subtree(state, f"codec/{path}/"))
         for residual in self.state.residual:
             residual.zero_()
         self.in_flight, self.abstains = {}, ""
@@ -204,7 +205,8 @@ class Lane:
         # Without error feedback only an undelivered payload leaves a residual.
         if self.channel.feedback or any(f"residual/{path}" in state for path, _ in self.block_paths()):
             self.state.residual = [
-                fitting(f"residual/{path}", state, self.state.anchor[j]).clone() for path, j in self.block_paths()
+                _copied(fitting(f"residual/{path}", state, self.state.anchor[j]), self.state.anchor[j])
+                for path, j in self.block_paths()
             ]
         self.abstains = state.get(f"abstains/{fragment}", "")
         messages = _subtree(state, f"in_flight/{fragment}/")
@@ -219,9 +221,8 @@ class Lane:
         payload = _subtree(state, "payload/")
         snapshot = None
         if self.merge.needs_snapshot:
-            snapshot = [
-                fitting(f"snapshot/{spec.name}", state, live).clone() for spec, live in self._named(self.live())
-            ]
+            homes = self._named([self.staging.home(live) for live in self.live()])
+            snapshot = [_copied(fitting(f"snapshot/{spec.name}", state, home), home) for spec, home in homes]
         sent = self.payload_of(payload) if payload else None
         return InFlight(sent, state["digest"], snapshot, state.get("abstained", ""))
 
@@ -308,5 +309,13 @@ def _subtree(state: StateDict, prefix: str) -> StateDict:
     return {path[len(prefix) :]: _copied(v) for path, v in state.items() if path.startswith(prefix)}
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def _beside(like: Tensor, state: StateDict) -> StateDict:
+    """State of a block where the block lies; counters stay, since torch's optimizers keep them in main memory."""
+    return {name: value.to(like.device) if getattr(value, "ndim", 0) else value for name, value in state.items()}
+
+
+def _copied(value: Any, like: Tensor | None = None) -> Any:
+    """A copy, in the memory of ``like`` if given."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.clone() if like is None else value.to(like.device, copy=True)

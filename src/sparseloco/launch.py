@@ -21,8 +21,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 
 from sparseloco.algorithm import Algorithm
 from sparseloco.checkpoint import Checkpoint
@@ -30,11 +30,14 @@ from sparseloco.data import Dataset, open_dataset
 from sparseloco.errors import ConfigError, SparseLocoError
 from sparseloco.identity import common_facts
 from sparseloco.metrics import Status
-from sparseloco.model import build_run_model
+from sparseloco.model import build_run_model, tensor_table
 from sparseloco.settings import RunConfig
+from sparseloco.sharding import Place
 from sparseloco.solo import Solo
+from sparseloco.support import check_shards
 from sparseloco.trainer import ProgressCallback, StopCallback, train
 from sparseloco.transport.deadline import Deadline
+from sparseloco.transport.interface import check_interface
 from sparseloco.transport.meeting import joined_group, meeting_folder
 
 _LOOK_S = 0.5
@@ -136,6 +139,23 @@ def num_ranks(config: RunConfig) -> int:
     return config.train.workers * config.train.shards
 
 
+def check_ranks_and_shards(config: RunConfig, algorithm: Algorithm, dataset: Dataset) -> None:
+    """Refuse what the processes of a run would refuse at their start, before anything is written or replaced.
+
+    Raises:
+        ConfigError: naming the setting that does not fit the ranks, the method or the tensors.
+    """
+    if is_torchrun():
+        _check_ranks(config, int(os.environ["WORLD_SIZE"]))
+    if num_ranks(config) > 1:
+        check_interface(config.transport.interface)
+    shards = config.train.shards
+    if shards > 1:
+        data = config.data if config.data.tokenizer else replace(config.data, vocab_size=dataset.vocab_size)
+        table = tensor_table(replace(config, data=data))
+        check_shards(algorithm, {s.name: Place(s.shape, 0, 0, num_shards=shards, wrapped=True) for s in table})
+
+
 def _check_ranks(config: RunConfig, world_size: int) -> None:
     workers, shards = config.train.workers, config.train.shards
     if world_size == num_ranks(config):
@@ -190,11 +210,11 @@ def memory_errors(config: RunConfig) -> Iterator[None]:
 
 def as_rank(config: RunConfig) -> RunConfig:
     """Settings of a rank that torchrun has started: its transport, and after a restart as many workers as came back."""
-    transport = msgspec.structs.replace(config.transport, kind="process_group")
+    transport = replace(config.transport, kind="process_group")
     train = config.train
     if restarts():
-        train = msgspec.structs.replace(train, workers=max(1, int(os.environ["WORLD_SIZE"]) // train.shards))
-    return msgspec.structs.replace(config, transport=transport, train=train)
+        train = replace(train, workers=max(1, int(os.environ["WORLD_SIZE"]) // train.shards))
+    return replace(config, transport=transport, train=train)
 
 
 def restarts() -> int:

@@ -39,4 +39,5 @@ def _copied(value: Any) -> Any:
 def _like(value: Any, param: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
-    return wrapped(value, param) if value.shape == plain(param).shape else value.clone()
+    here = value.to(param.device) if value.ndim else value  # counters stay where torch keeps them
+    return wrapped(here, param) if here.shape == plain(param).shape else here.clone()

@@ -48,9 +48,11 @@ def started(*arguments: str) -> Started:
 
 
 def test_a_first_start_is_as_ever(rank: pytest.MonkeyPatch, call: Call) -> None:
-    first = started()
+    refused = "error: train.workers=2: must be the 3 ranks that torchrun started; pass --workers 3\n"
+    assert call("train", "run.toml").err == refused
+    first = started("--workers", "3")
     assert (first.resume, str(first.folder)) == (None, "runs/run-sparseloco-2")
-    assert first.config.train.workers == 2, "refused later, since three ranks were started"
+    assert first.config.train.workers == 3
     assert (
         "holds checkpoints of a run that is not finished"
         in call("train", "run.toml", "--out", "runs/run-sparseloco").err

@@ -103,7 +103,32 @@ def test_processes_name_panels_that_do_not_fit_and_train_with_others(
         "error: panels=1: must have an edge at every edge of a shard, and model.embed_tokens.weight of 300 rows in 2 "
         "shards has one at row 150; use panels=2"
     )
+    assert not Path("mine").exists()
     ended = cli(*words, "--set", "algorithm.panels=2", "--no-model", "--json")
     assert ended.code == 0, ended.err
     summary = json.loads(ended.out)
     assert (summary["shards"], summary["digest"]) == (2, runs.newest(Path("mine")).facts["digest"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks", "message"),
+    [
+        (("--shards", "2", "--processes"), None, "panels=1: must have an edge at every edge of a shard"),
+        (("--processes", "--set", "transport.interface=none0"), None, "transport.interface='none0': must be an"),
+        (("--workers", "3"), "2", "train.workers=3: must be the 2 ranks that torchrun started"),
+    ],
+)
+def test_a_start_that_is_refused_replaces_no_run(
+    arguments: tuple[str, ...], ranks: str | None, message: str, cli: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("run.toml").write_text(run_file())
+    Path("text.txt").write_text(text(range(600)))
+    assert cli("train", "run.toml", "--out", "mine", "--no-model").code == 0
+    before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+    if ranks:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+    ended = cli("train", "run.toml", "--out", "mine", "--overwrite", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines()[-1].startswith(f"error: {message}")
+    assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before

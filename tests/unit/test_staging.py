@@ -18,7 +18,7 @@ from sparseloco.staging import Staging
 from sparseloco.transport import advance, settle
 from sparseloco.types import Source
 from tests import toy
-from tests.driver import ROWS, with_synced_buffers
+from tests.driver import ROWS, train, with_synced_buffers
 
 STEPS = 10
 
@@ -165,3 +165,20 @@ def test_synchronize_hands_it_on(elsewhere: None, copies) -> None:
         digests.append(replica.digest())
         assert len(copies) == (0 if storage == "device" else 3 * 4)
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("row", ["diloco", "sparseloco_delayed", "streaming_diloco", "powersgd"])
+def test_state_from_main_memory_goes_where_the_replica_is(row: str) -> None:
+    """A file, another machine and DCP hand over tensors of the CPU; here the replica is on a device without values."""
+    cohort = train(ROWS[row](), peers=2, steps=5)
+    given = cohort.replicas[0]
+    replica = Replica(toy.net().to("meta"), ROWS[row]())
+    replica.load_shared_state(given.shared_state())
+    replica.load_private_state(given.private_state())
+    state = {**replica.shared_state(), **replica.private_state()}
+    devices = {path: value.device.type for path, value in state.items() if isinstance(value, Tensor) and value.ndim}
+    assert any(path.startswith(("outer/", "residual/", "codec/")) for path in devices)
+    host = {path for path, device in devices.items() if device != "meta" and "/payload/" not in path}
+    assert host == {"rng"}
+    moments = (replica.optimizer.state if replica.optimizer else {}).values()
+    assert {value.device.type for each in moments for value in each.values() if value.ndim} <= {"meta"}

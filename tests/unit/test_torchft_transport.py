@@ -65,6 +65,7 @@ class Verdicts:
 
     def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None:
         self.callbacks[key] = state_dict
+        self.take_over = load_state_dict
 
     def start_quorum(self) -> None:
         self.rounds += 1
@@ -153,6 +154,19 @@ def test_a_bystander_sends_nothing_and_applies_what_the_others_sent() -> None:
     assert joiner.step == trainer.step == 1
     assert joiner.residual_norm() == 0
     assert joiner.in_flight() == []
+
+
+def test_moments_of_the_callers_optimizer_do_not_outlive_its_parameters() -> None:
+    """What a replica did alone is dropped, also where the loop has the optimizer."""
+    model, manager = toy.net(), Verdicts()
+    optimizer = torch.optim.AdamW(model.parameters())
+    replica = Replica(model, presets.sparseloco(inner_steps=1, k=3, tile=4), stepped_by=optimizer)
+    ManagedGroup(manager, Lonely(), peer=0).connect(replica)
+    toy.loss_of(model, toy.batch(1, 0)).backward()
+    optimizer.step()
+    assert optimizer.state
+    manager.take_over(replica.shared_state())
+    assert not optimizer.state
 
 
 def test_state_travels_through_the_group_without_a_pickle() -> None:

@@ -36,6 +36,7 @@ from sparseloco.errors import CheckpointError, ConfigError, Interrupted
 from sparseloco.identity import check_identity, identity
 from sparseloco.launch import (
     as_rank,
+    check_ranks_and_shards,
     is_torchrun,
     launch_command,
     memory_errors,
@@ -103,6 +104,7 @@ def train_one(
         check_inputs(folder, [] if resume else _inputs(entry.config))
     algorithm = checked_algorithm(entry.config)
     dataset = read_dataset(entry.config, screen)
+    check_ranks_and_shards(entry.config, algorithm, dataset)
     if not writes:
         _follow_rank_0(entry, algorithm, dataset, folder, keep_model=keep_model, resume=resume)
         return None
@@ -135,6 +137,8 @@ def train_all(
     _check_comparison(entries, folder, resume=resume, overwrite=overwrite)
     algorithms = [checked_algorithm(entry.config) for entry in entries]
     dataset = read_dataset(entries[0].config, screen)
+    for entry, algorithm in zip(entries, algorithms, strict=True):
+        check_ranks_and_shards(entry.config, algorithm, dataset)
     with contextlib.ExitStack() as held:
         for place in places:  # all at once, so that hours of the first entry are not lost to the second
             held.enter_context(only_writer(place))

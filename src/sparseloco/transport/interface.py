@@ -33,12 +33,7 @@ def choose_interface(address: str, asked: str = "", *, is_here: bool = True) -> 
         ConfigError: if ``asked`` is not an interface of this machine.
     """
     if asked:
-        known = [name for _, name in socket.if_nameindex()]
-        if asked not in known:
-            raise ConfigError(
-                f"transport.interface={asked!r}: must be an interface of this machine, one of {', '.join(known)}; "
-                "leave it out to take the one that leads to the rendezvous"
-            )
+        check_interface(asked)
         os.environ[VARIABLE] = asked
     elif VARIABLE not in os.environ and (found := find_interface(address)):
         if not is_here and found == find_interface(_LOOPBACK):
@@ -49,6 +44,20 @@ def choose_interface(address: str, asked: str = "", *, is_here: bool = True) -> 
             )
             return
         os.environ[VARIABLE] = found
+
+
+def check_interface(asked: str) -> None:
+    """Refuse an interface that this machine does not have; empty is none.
+
+    Raises:
+        ConfigError: naming those that it has.
+    """
+    known = [name for _, name in socket.if_nameindex()]
+    if asked and asked not in known:
+        raise ConfigError(
+            f"transport.interface={asked!r}: must be an interface of this machine, one of {', '.join(known)}; "
+            "leave it out to take the one that leads to the rendezvous"
+        )
 
 
 def find_interface(address: str) -> str | None:

@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions  # pyright: igno
 from sparseloco import wire
 from sparseloco.errors import CheckpointError, ConfigError, DivergenceError, QuorumError, SparseLocoError
 from sparseloco.lane import StateDict
+from sparseloco.local import forget_moments
 from sparseloco.replica import Replica
 from sparseloco.transport.base import Traffic
 from sparseloco.types import Coding, Envelope, Key
@@ -172,6 +173,7 @@ class ManagedGroup:
     def _take_over(self, state: StateDict) -> None:
         assert self._replica is not None
         self._replica.load_shared_state(state)
+        forget_moments(self._replica.stepped_by)
         self._healed = True
 
     def _meet(self, replica: Replica) -> bool:
