@@ -164,7 +164,7 @@ def differs(rank: int, row: str, world: int) -> str:
 
     def spoil(step: int, replica: Replica) -> None:
         if rank == world - 1 and step == 2:
-            replica._lanes[0].state.anchor[1].view(-1)[0] += 1e-3
+            replica.lanes[0].state.anchor[1].view(-1)[0] += 1e-3
 
     return told(rounds, rank, spoil, row)
 
@@ -172,7 +172,7 @@ def differs(rank: int, row: str, world: int) -> str:
 def differs_on_a_shard(rank: int) -> str:
     def spoil(step: int, replica: Replica) -> None:
         if rank == 3 and step == 2:
-            next(block for block in replica._lanes[0].state.anchor if block.numel()).view(-1)[0] += 1e-3
+            next(block for block in replica.lanes[0].state.anchor if block.numel()).view(-1)[0] += 1e-3
 
     return told(sharded_rounds, rank, spoil)
 

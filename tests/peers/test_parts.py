@@ -91,12 +91,14 @@ def test_frames_of_old_rounds_are_forgotten() -> None:
 
 
 def test_memory_is_flat_over_rounds(tmp_path: Path) -> None:
-    """C-47: after many rounds a peer holds the frames of the last two."""
+    """C-47: after many rounds a peer holds the frames of the last two, and on its disk those since two anchors ago."""
     run = make_run(ROWS["ddp"](), toy.net(), min_peers=1)
     peer = Peer(run, ROWS["ddp"](), open_store("memory://"), identities(1)[0], tmp_path, 0)
     peer.train(30)
     peer.transport.leave()
-    assert len(peer.transport._desk.frames.hashes()) <= 2
+    frames = peer.transport._desk.frames
+    assert len(frames._held) <= 2
+    assert len(frames.hashes()) <= 2 * run.policy.anchor_every + 1
     assert not peer.transport._open
     assert len(peer.transport._member.posted) == 0  # pyright: ignore[reportOptionalMemberAccess]
 
