@@ -181,8 +181,7 @@ class Replica:
     def apply(self, key: Key, inbox: Sequence[Envelope]) -> float:
         """Settle one round of one fragment with the payloads that count, the same list at every peer.
 
-        The own payload, if the inbox lacks it, is first credited to the residual. Envelopes of weight 0 are left out
-        before anything is reduced, and noted in ``absent``.
+        An own payload that the inbox lacks is credited to the residual. Envelopes of weight 0 are noted in ``absent``.
 
         Returns:
             2-norm of the update, for logs.
@@ -203,6 +202,8 @@ class Replica:
         # The step of the schedule, also where a round is applied early, or late.
         norm = lane.settle(inbox, sent, self.algorithm.schedule.collect_step(*key))
         del lane.in_flight[key.round]
+        if sent.abstained and all(a.peer != self.peer for a in absent):
+            absent.append(Absence(self.peer, key))  # the transport had left it out already
         self.absent += [a._replace(cause=sent.abstained) if a.peer == self.peer else a for a in absent]
         return norm
 

@@ -131,13 +131,18 @@ class Member:
         self.posted.pop(key, None)
         if closed.fate == Fate.STALE:
             self._drop_residual(key)
-        elif closed.fate == Fate.CREDITED:
+        elif closed.fate == Fate.CREDITED and self._sent_something(key):
             text = (
                 f"round {key.round}, fragment {key.fragment}: closed without this peer's frame; it owes it from now on"
             )
             self.desk.tell(Tell("credited", key.round, key.fragment, text))
         if manifest.state_sha256:
             self._write_anchor(manifest, order.history.policy.anchor_every, order.history.policy.lease_s)
+
+    def _sent_something(self, key: Key) -> bool:
+        """Whether the own message of a round was not an abstention, which nobody is owed."""
+        sent = self.replica.lanes[key.fragment].in_flight.get(key.round)
+        return sent is None or sent.payload is not None
 
     def _drop_residual(self, key: Key) -> None:
         """The private state is older than what this peer is known to have sent (rule 5)."""

@@ -52,6 +52,8 @@ from sparseloco.peers.run_file import Amendment
 MAX_TRIES = 3
 """Frames of one peer that are looked at in a round: one, and another if it was refused and the peer started over."""
 
+ABSTAINED = "abstained, since its numbers were not finite"
+"""Why a frame without a contribution is left out."""
 
 STRANGERS = 4
 """Frames of peers without a lease are looked at up to so many times ``max_peers``, however many ids somebody makes."""
@@ -253,13 +255,21 @@ class Round:
         assert seen.deadline is not None
         good = [peer for peer, verdict in seen.verdicts.items() if isinstance(verdict, Good)]
         late = seen.first is not None and self.now() - seen.first >= seen.deadline.seconds
-        if not late and (self.awaited() or len(good) < policy.min_peers):
+        in_vain = self._is_in_vain(len(good))
+        if not late and not in_vain and (self.awaited() or len(good) < policy.min_peers):
             return None
         if len(good) >= policy.min_peers:
             return self._entries(good)
-        ending = "an empty round: all keep their payloads" if policy.no_quorum == "train" else "waiting goes on"
-        yield from self._tell_once("no-quorum", f"{self.missing_text()}; {ending}; lower min_peers or raise deadline_s")
-        return [] if policy.no_quorum == "train" else None
+        empty = in_vain or policy.no_quorum == "train"
+        ending = "an empty round: all keep their payloads" if empty else "waiting goes on"
+        remedy = "lower the learning rate or clip gradients" if in_vain else "lower min_peers or raise deadline_s"
+        yield from self._tell_once("no-quorum", f"{self.missing_text()}; {ending}; {remedy}")
+        return [] if empty else None
+
+    def _is_in_vain(self, good: int) -> bool:
+        """Whether enough peers are here, but too many abstained: they send nothing else, so waiting would not end."""
+        abstained = sum(verdict == Bad(ABSTAINED) for verdict in self.seen.verdicts.values())
+        return good < self.history.policy.min_peers <= good + abstained and not self.awaited()
 
     def awaited(self) -> list[str]:
         """Live peers whose frames have not been seen and checked."""
@@ -305,6 +315,8 @@ class Round:
 
     def _within_policy(self, verdict: Good | Bad) -> Good | Bad:
         most = self.history.policy.max_tokens_per_round
+        if isinstance(verdict, Good) and not verdict.weight:
+            return Bad(ABSTAINED)
         if isinstance(verdict, Good) and not 1 <= verdict.weight <= most:
             return Bad(f"weight={verdict.weight}: must be from 1 to {most}")
         return verdict
