@@ -175,6 +175,15 @@ def test_the_round_time_follows_from_frames_and_bandwidth() -> None:
     assert finding["why"].endswith("here, and rounds close 10 min 00 s after the first frame")
 
 
+def test_a_peer_that_takes_part_already_is_not_counted_twice(key: Path) -> None:
+    stage = Stage(deadline_s=600.0)
+    for peer in range(3):
+        stage.lease(peer)
+    stage.close(0, 1, 2)
+    assert clocked(stage, 0.5, key=key)["run"]["peers"] == 3
+    assert clocked(stage, 0.5)["run"]["peers"] == 4  # whoever asks without a key is one more
+
+
 def test_before_the_first_round_only_settings_can_tell() -> None:
     """Settings that leave the size of the model open are not guessed at."""
     found = clocked(Stage(), 0.5)

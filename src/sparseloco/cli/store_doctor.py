@@ -86,7 +86,7 @@ def examine_store(
         "bandwidth": _bandwidth(store, folder, clock) if facts is not None else {},
         "clock": {"ahead_of_ours_s": facts.clock_skew_s} if facts is not None else {},
     }
-    found["run"] = _expect(store, run, found) if run is not None else {}
+    found["run"] = _expect(store, run, found, peer) if run is not None else {}
     found["findings"] = [finding._asdict() for finding in findings(found)]
     needed = ("list", "get", "own folder", *(["own frames"] if peer else []))
     found["usable"] = all(permissions.get(what) == _YES for what in needed)
@@ -212,13 +212,13 @@ def _seconds(request: Callable[[], object], clock: Callable[[], float]) -> float
     return max(clock() - start, 1e-9)
 
 
-def _expect(store: Store, run: RunFile, found: Mapping[str, Any]) -> dict[str, Any]:
+def _expect(store: Store, run: RunFile, found: Mapping[str, Any], peer: str | None) -> dict[str, Any]:
     """What a round of this run moves, and how long that takes at the measured rates."""
     seen: Status | None = None
     with suppress(SparseLocoError):
         seen = Viewer(store).look()
     frame_bytes, source = _frame_bytes(store, run, seen)
-    peers = _num_peers(run, seen)
+    peers = _num_peers(run, seen, peer)
     speed, latency = found["bandwidth"], found["latency"]
     transfer_s: float | None = None
     if frame_bytes is not None and "up_bytes_per_s" in speed:
@@ -277,10 +277,10 @@ def _counted(store: Store, run: RunFile) -> int | None:
     return int(figures["bytes_sent_per_round"]) if figures["fingerprint"] == run.fingerprint else None
 
 
-def _num_peers(run: RunFile, seen: Status | None) -> int:
-    """How many take part: those of the newest round, or those that are here, and this one."""
+def _num_peers(run: RunFile, seen: Status | None, peer: str | None) -> int:
+    """How many take part: those of the newest round, or those that are here, and this one if it is not among them."""
     if seen is None:
         return max(2, run.policy.min_peers)
     listed = next((len(one.sent) for one in seen.rounds if one.closed and one.sent), 0)
-    live = sum(one.state == "live" for one in seen.peers)
+    live = sum(one.state == "live" and one.peer != peer for one in seen.peers)
     return max(2, run.policy.min_peers, listed, live + 1)
