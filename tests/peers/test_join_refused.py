@@ -167,6 +167,19 @@ def test_folders_of_something_else(cli: Call, made: dict[str, Any]) -> None:
     refused(cli("join", "store", "--out", "other"), "--out 'other': its run.json cannot be read (run.json: ")
 
 
+def test_a_folder_of_another_peer(cli: Call, made: dict[str, Any]) -> None:
+    """Its residual would count twice if that peer came back elsewhere."""
+    Path("mine").mkdir()
+    Path("mine/run.json").write_bytes(Path("store/run.json").read_bytes())
+    mine, other = Identity.load("a.key").peer_id, Identity.load("b.key").peer_id
+    Path("mine/peer").write_text(f"{other}\n")
+    refused(
+        cli("join", "store", "--key", "a.key", "--out", "mine"),
+        f"--out 'mine': holds what peer {other[:8]} has left, but this key is peer {mine[:8]}'s; pass the key of that "
+        "peer, or choose another folder",
+    )
+
+
 def test_a_folder_follows_from_the_run(made: dict[str, Any]) -> None:
     """The same at every start, and nothing that a name could lead to."""
     run = read_run(Path("store/run.json").read_bytes())

@@ -77,7 +77,7 @@ def test_no_quorum_waits_and_says_so() -> None:
         desk.drive(a_round(desk, policy={"deadline_s": 70.0}, last_seen=lambda: ages, give_up_s=100.0).run())
     text = (
         f"only 1 of at least 2 peers arrived within {{}} s (missing: {PEERS[2][:8]} last seen 90.0 s ago, "
-        f"{PEERS[1][:8]} last seen 12.3 s ago); {{}}lower min_peers or raise deadline_s"
+        f"{PEERS[1][:8]} last seen 12.3 s ago); {{}}start another peer, since an amendment holds for later rounds only"
     )
     assert desk.said("no-quorum") == ["round 0, fragment 0: " + text.format("70.0", "waiting goes on; ")]
     assert str(ended.value) == "round 0, fragment 0: " + text.format("100.0", "")

@@ -36,7 +36,7 @@ from sparseloco.settings import RunConfig
 from sparseloco.trainer import CHECKPOINTS, train
 from sparseloco.transport.object_store import ObjectStore
 
-RUN = "run.json"
+RUN, PEER = "run.json", "peer"
 """Copy of the run's file in a run folder."""
 JOURNAL = "peer"
 """Folder inside a run folder for what a peer must not forget."""
@@ -91,6 +91,7 @@ def join(asked: Asked, screen: Screen, command_of: Callable[[Path], str]) -> Don
         if fresh:
             say(f"peer {me.peer_id}: a key for this user's peers was made in {made}")
         again = is_ours(folder, run)  # once more: another may have ended there meanwhile
+        check_peer(folder, me.peer_id)
         config = config_of(run, _tokenizer(store, run), data=asked.data, overrides=asked.overrides)
         check_inputs(folder, [] if asked.data is None else [asked.data])
         with stop_signals() as stop, memory_errors(config):
@@ -149,6 +150,20 @@ def is_ours(folder: Path, run: RunFile) -> bool:
     return is_run(folder)
 
 
+def check_peer(folder: Path, peer: str) -> None:
+    """Refuse what another peer of this run has left: its residual would count twice if it came back elsewhere.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    place = folder / PEER
+    if place.is_file() and (found := place.read_text(encoding="utf-8").strip()) != peer:
+        raise ConfigError(
+            f"--out {str(folder)!r}: holds what peer {found[:8]} has left, but this key is peer {peer[:8]}'s; pass the "
+            "key of that peer, or choose another folder"
+        )
+
+
 def _train(
     asked: Asked,
     run: RunFile,
@@ -167,6 +182,7 @@ def _train(
     found = _newest(folder, run, screen) if resume else None
     if found is None:
         write_atomically(folder / RUN, canonical.encode(run))  # first: from here on the folder is this run's
+        write_atomically(folder / PEER, f"{transport.peer_id}\n")
         start_run(folder, to_toml(config))
     else:
         check_identity(found, identity(config, dataset))

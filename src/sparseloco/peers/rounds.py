@@ -58,6 +58,8 @@ ABSTAINED = "abstained, since its numbers were not finite"
 STRANGERS = 4
 """Frames of peers without a lease are looked at up to so many times ``max_peers``, however many ids somebody makes."""
 
+_MORE_PEERS = "start another peer, since an amendment holds for later rounds only"
+
 
 class Fate(Enum):
     """What became of the own payload of a round (rules 2 and 5)."""
@@ -262,7 +264,7 @@ class Round:
             return self._entries(good)
         empty = in_vain or policy.no_quorum == "train"
         ending = "an empty round: all keep their payloads" if empty else "waiting goes on"
-        remedy = "lower the learning rate or clip gradients" if in_vain else "lower min_peers or raise deadline_s"
+        remedy = "lower the learning rate or clip gradients" if in_vain else _MORE_PEERS
         yield from self._tell_once("no-quorum", f"{self.missing_text()}; {ending}; {remedy}")
         return [] if empty else None
 
@@ -364,7 +366,7 @@ class Round:
         policy = self.history.policy
         good = sum(isinstance(verdict, Good) for verdict in self.seen.verdicts.values())
         if good < policy.min_peers:
-            return f"{self.missing_text()}; lower min_peers or raise deadline_s"
+            return f"{self.missing_text()}; {_MORE_PEERS}"
         ages, writers = self.last_seen(), [peer_id_of(key) for key in policy.writers]
         seen = [
             f"{peer[:8]} last seen {ages[peer]:.1f} s ago" if peer in ages else f"{peer[:8]} never" for peer in writers
