@@ -169,10 +169,10 @@ def test_folders_of_something_else(cli: Call, made: dict[str, Any]) -> None:
 
 def test_a_folder_of_another_peer(cli: Call, made: dict[str, Any]) -> None:
     """Its residual would count twice if that peer came back elsewhere."""
-    Path("mine").mkdir()
+    Path("mine/peer").mkdir(parents=True)
     Path("mine/run.json").write_bytes(Path("store/run.json").read_bytes())
     mine, other = Identity.load("a.key").peer_id, Identity.load("b.key").peer_id
-    Path("mine/peer").write_text(f"{other}\n")
+    Path("mine/peer/id").write_text(f"{other}\n")
     refused(
         cli("join", "store", "--key", "a.key", "--out", "mine"),
         f"--out 'mine': holds what peer {other[:8]} has left, but this key is peer {mine[:8]}'s; pass the key of that "

@@ -36,9 +36,9 @@ from sparseloco.settings import RunConfig
 from sparseloco.trainer import CHECKPOINTS, train
 from sparseloco.transport.object_store import ObjectStore
 
-RUN, PEER = "run.json", "peer"
+RUN = "run.json"
 """Copy of the run's file in a run folder."""
-JOURNAL = "peer"
+JOURNAL, PEER = "peer", "id"
 """Folder inside a run folder for what a peer must not forget."""
 _LOG = logging.getLogger("sparseloco.peers")
 _QUIET = ("closed", "deadline")
@@ -156,7 +156,7 @@ def check_peer(folder: Path, peer: str) -> None:
     Raises:
         ConfigError: naming both.
     """
-    place = folder / PEER
+    place = folder / JOURNAL / PEER
     if place.is_file() and (found := place.read_text(encoding="utf-8").strip()) != peer:
         raise ConfigError(
             f"--out {str(folder)!r}: holds what peer {found[:8]} has left, but this key is peer {peer[:8]}'s; pass the "
@@ -182,7 +182,8 @@ def _train(
     found = _newest(folder, run, screen) if resume else None
     if found is None:
         write_atomically(folder / RUN, canonical.encode(run))  # first: from here on the folder is this run's
-        write_atomically(folder / PEER, f"{transport.peer_id}\n")
+        (folder / JOURNAL).mkdir(exist_ok=True)
+        write_atomically(folder / JOURNAL / PEER, f"{transport.peer_id}\n")
         start_run(folder, to_toml(config))
     else:
         check_identity(found, identity(config, dataset))
