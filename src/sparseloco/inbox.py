@@ -8,6 +8,9 @@ from typing import NamedTuple
 from sparseloco.errors import AllAbstainedError, DivergenceError
 from sparseloco.types import Envelope, Key
 
+POLICIES = ("abstain", "stop")
+"""What numbers that are not finite do to their replica."""
+
 
 class Absence(NamedTuple):
     """A peer that contributed nothing to a round.

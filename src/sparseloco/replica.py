@@ -18,7 +18,7 @@ from sparseloco import generators
 from sparseloco.algorithm import Algorithm
 from sparseloco.bits import hex_digest
 from sparseloco.errors import ConfigError, DeltaError, check_choice
-from sparseloco.inbox import Absence, check_same, contributions
+from sparseloco.inbox import POLICIES, Absence, check_same, contributions
 from sparseloco.keys import derive_key
 from sparseloco.lane import Lane, StateDict, agreed_fault, buffer_lane, fitting, parameter_lane, persistent_buffers
 from sparseloco.local import Gradients, forget_moments
@@ -29,9 +29,6 @@ from sparseloco.sharding import local_views, own_name, plain, reshard, shards_of
 from sparseloco.staging import STORAGES, Staging
 from sparseloco.support import check_shards
 from sparseloco.types import Envelope, Key, PartSpec, Payload, TensorSpec
-
-POLICIES = ("abstain", "stop")
-"""What numbers that are not finite do to their replica."""
 
 
 class Replica:
