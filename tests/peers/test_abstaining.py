@@ -24,7 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*contributes nothing:UserWarnin
 
 def train(folder: Path, count: int, odd: Collection[int], **policy: Any) -> tuple[list[Peer], list[list[Absence]]]:
     """Peers that train together; those in ``odd`` abstain once; what each noted."""
-    run = make_run(ROWS["sparseloco"](), toy.net(), **{"min_peers": count, "deadline_s": 600.0} | policy)
+    run = make_run(
+        ROWS["sparseloco"](), toy.net(), **{"min_peers": count, "deadline_s": 600.0, "lease_s": 600.0} | policy
+    )
     store = open_store("memory://")
     peers = [
         Peer(run, ROWS["sparseloco"](), store, me, folder / str(number), number)
@@ -33,6 +35,8 @@ def train(folder: Path, count: int, odd: Collection[int], **policy: Any) -> tupl
     for peer in peers:
         assert peer.algorithm.schedule.every == EVERY
         peer.arrive()
+    for peer in peers:  # each waits for all, also for those who came after it, however slow they are
+        peer.transport._heart.look()
 
     def one(peer: Peer) -> None:
         while peer.replica.step < EVERY * ROUNDS:
