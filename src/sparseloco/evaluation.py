@@ -73,6 +73,10 @@ class World(Protocol):
         """Asked before every step: whether ``replicas[index]`` should post what it has instead of making this step."""
         ...
 
+    def note_loss(self, index: int, loss: float | None, /) -> None:
+        """Told the loss of every step that ``replicas[index]`` made, for whoever looks on; None: it was not finite."""
+        ...
+
     def catch_up(self) -> int:
         """Go where the other replicas are, if they went on without those here; returns the step that is made then."""
         ...

@@ -41,7 +41,9 @@ def inner_step(world: World, index: int, sampler: TrainSampler, books: Books, co
     places = _places_of(replica, world.slot(index), config.train)
     batch = sampler.batch(places, books.data_step - 1, config.train.batch_size * world.num_slots)
     loss = accumulate_gradients(world.model, batch, config.train)
-    return step_if_finite(replica, sums(replica, loss)[0] / replica.shards.count, books.step, config)
+    given = step_if_finite(replica, sums(replica, loss)[0] / replica.shards.count, books.step, config)
+    world.note_loss(index, given)
+    return given
 
 
 def accumulate_gradients(model: nn.Module, batch: Tensor, settings: TrainConfig) -> float:

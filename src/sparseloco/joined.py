@@ -113,6 +113,11 @@ class Joined:
         self._replica.weight = max(1, sum(self._trained)) * self._step_tokens
         return hurries
 
+    def note_loss(self, index: int, loss: float | None) -> None:
+        """Say it in this peer's lease."""
+        del index  # there is one
+        self.transport.report(loss=loss)
+
     def catch_up(self) -> int:
         """Join the run, or follow the others if they went on without this peer."""
         before = self._replica.step

@@ -83,6 +83,9 @@ class Solo:
         del index
         return False
 
+    def note_loss(self, index: int, loss: float | None) -> None:
+        """It is in the log."""
+
     def catch_up(self) -> int:
         """Nobody goes on without the others."""
         return self._replica.step

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from sparseloco.errors import StoreError
 from sparseloco.peers import canonical, paths
 from sparseloco.peers.frames import seal_envelope
@@ -129,8 +131,16 @@ class Stage:
         return canonical.decode(data, Manifest, what="manifest", limit=len(data))
 
     def lease(
-        self, peer: int, *, counter: int = 1, round: int = 0, left: bool = False, signer: int | None = None
+        self,
+        peer: int,
+        *,
+        counter: int = 1,
+        round: int = 0,
+        left: bool = False,
+        signer: int | None = None,
+        loss: bytes | None = None,
     ) -> None:
+        """Put a lease; ``loss`` is the JSON that it says."""
         signing = ME[peer if signer is None else signer]
         lease = Lease(
             run=self.run.run,
@@ -139,6 +149,7 @@ class Stage:
             session="0" * 16,
             round=round,
             left=left,
+            loss=msgspec.UNSET if loss is None else msgspec.Raw(loss),
             public=signing.public,
         )
         self.store.put(str(paths.Lease(IDS[peer])), canonical.encode(lease.signed(signing)))

@@ -23,6 +23,7 @@ from sparseloco.local import InnerSteps
 from sparseloco.metrics import Status
 from sparseloco.model import build_run_model
 from sparseloco.peers.identity import Identity
+from sparseloco.peers.looking import Viewer
 from sparseloco.peers.operations import Tell
 from sparseloco.peers.patience import Patient
 from sparseloco.peers.run_file import RunFile
@@ -260,3 +261,11 @@ def test_it_can_be_stopped_while_it_waits(scene: Callable[..., Scene], tmp_path:
         made.train(identity(1), tmp_path / "a", stop=lambda: True)
     assert [*(tmp_path / "run").rglob("*.frame")] == frames
     assert "residual-dropped" not in {tell.kind for tell in made.told}
+
+
+def test_the_loss_of_the_last_step_is_in_the_lease(scene: Callable[..., Scene], tmp_path: Path) -> None:
+    made = scene("run")
+    losses: list[float] = []
+    made.train(identity(1), tmp_path / "a", each=lambda world, status: losses.append(status.train_loss))
+    (peer,) = Viewer(open_store(made.url)).look().peers
+    assert (peer.state, peer.loss) == ("left", losses[-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -12,9 +11,7 @@ from rich.text import Text
 
 from sparseloco.metrics import Status
 from sparseloco.report import units
-
-_BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-_SPARK_WIDTH = 32
+from sparseloco.report.units import sparkline
 
 
 class LiveView:
@@ -81,23 +78,6 @@ def lines(status: Status, losses: Sequence[float] = ()) -> list[tuple[str, str]]
     if known := [f"{name} {value:.3g}" for name, value in norms.items() if value is not None]:
         found.append(("norms", ", ".join(known)))
     return found
-
-
-def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
-    """The course of some values as a row of blocks, each the mean of an equal share of them.
-
-    Example:
-        >>> sparkline([4.0, 3.0, 2.0, 1.0])
-        '\u2588\u2586\u2583\u2581'
-    """
-    if not values:
-        return ""
-    count = min(width, len(values))
-    edges = [len(values) * n // count for n in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, span = min(means), max(means) - min(means)
-    top = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[round(top * (mean - low) / span) if span else 0] for mean in means)
 
 
 def status_line(status: Status) -> str:

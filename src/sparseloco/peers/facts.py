@@ -12,6 +12,7 @@ from sparseloco import wire
 from sparseloco.errors import ConfigError, StoreError, WireError
 from sparseloco.peers import paths
 from sparseloco.peers.chains import Chain, Reader, Tally
+from sparseloco.peers.leases import Lease
 from sparseloco.peers.objects import Objects
 from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, apply_amendment, read_amendment
 from sparseloco.peers.status import Agreement, Amended, Anchor, Bytes, Round
@@ -22,6 +23,8 @@ MAX_PEEKS = 256
 """Headers of frames that one look reads; they never change, so the next look reads further ones."""
 MAX_AMENDMENTS = 64
 MAX_ANCHORS = 64
+MAX_LOSSES = 64
+"""Losses that are remembered of a peer, the newest."""
 _MAX_LINE = 300
 _NO_FRAME = "not a frame of this round"
 
@@ -94,6 +97,27 @@ def anchors(objects: Objects, chains: Iterable[Chain], age: Callable[[float | No
             vouched=entry.path in vouched,
             age_s=age(entry.modified_s),
         )
+
+
+class Courses:
+    """Losses that peers have said in their leases while a reader looked. Only peers that have a lease are kept."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, tuple[float, ...]]] = {}
+
+    def saw(self, leases: Mapping[str, Lease]) -> None:
+        """Take in all leases of a look; one that has not changed says nothing new."""
+        before, self._known = self._known, {}
+        for peer, lease in leases.items():
+            mark, losses = before.get(peer, ("", ()))
+            new, loss = f"{lease.session}{lease.counter}", lease.said_loss
+            if new != mark and loss is not None:
+                losses = (*losses, loss)[-MAX_LOSSES:]
+            self._known[peer] = (new, losses)
+
+    def of(self, peer: str) -> tuple[float, ...]:
+        """The losses of a peer, the last one at the end."""
+        return self._known.get(peer, ("", ()))[1]
 
 
 def bytes_of(objects: Objects, chains: Iterable[Chain]) -> Bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from sparseloco.peers.membership import Leases, Sighting
 from sparseloco.peers.store import Store
 
 LEASE_LIMIT = 1024
+MAX_LOSS = 1e6
+"""Largest size of a loss that is told or believed: what is not below it is no figure of a training."""
 _NO_SIGNATURE = "0" * 128
 _BEATS_PER_LEASE = 4
 _FOLDER = "peers"
@@ -34,6 +37,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         session: Random, so that a process that starts again does not repeat a lease.
         round: Round that the peer is in, for people.
         left: It leaves, and need not be waited for.
+        loss: What it says of its training, for people: see :attr:`said_loss`. Whatever stands here, the lease counts; a
+            peer that says none leaves it out, as those of an earlier version do.
         public: Its key.
         signature: Over all of the above.
     """
@@ -45,14 +50,29 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     session: Hex16
     round: int
     left: bool = False
+    loss: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     public: Hex64
     signature: Hex128 = _NO_SIGNATURE
+
+    @property
+    def said_loss(self) -> float | None:
+        """The loss of the peer's last inner step by its own word; None if it says none, or what cannot be one."""
+        if isinstance(self.loss, msgspec.UnsetType):
+            return None
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):
+            return believable(msgspec.json.decode(self.loss, type=float))
+        return None
 
     def signed(self, me: Identity) -> Lease:
         """The same with the peer's signature."""
         bare = msgspec.structs.replace(self, signature=_NO_SIGNATURE)
         signature = me.sign(Domain.LEASE, self.run, self.peer, body=canonical.encode(bare))
         return msgspec.structs.replace(bare, signature=signature.hex())
+
+
+def believable(loss: float | None) -> float | None:
+    """The loss if it is finite and not beyond ``MAX_LOSS``; else None, also for None."""
+    return loss if loss is not None and math.isfinite(loss) and abs(loss) <= MAX_LOSS else None
 
 
 def read_lease(data: bytes, run: str, peer: str) -> Lease:
@@ -95,6 +115,7 @@ class Heart:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.round = 0
+        self.loss: float | None = None
         self._store, self._run, self._me, self._session = store, run, me, session
         self._leases, self._beat, self._clock = leases, beat, clock
         self._lock = threading.Lock()
@@ -130,6 +151,7 @@ class Heart:
             StoreError: if the store does not take it.
         """
         self._counter += 1
+        loss = believable(self.loss)
         lease = Lease(
             run=self._run,
             peer=self._me.peer_id,
@@ -137,6 +159,7 @@ class Heart:
             session=self._session,
             round=self.round,
             left=left,
+            loss=msgspec.UNSET if loss is None else msgspec.Raw(canonical.encode(loss)),
             public=self._me.public,
         )
         self._store.put(str(paths.Lease(self._me.peer_id)), canonical.encode(lease.signed(self._me)))

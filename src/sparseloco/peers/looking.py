@@ -16,7 +16,7 @@ import msgspec
 from sparseloco.errors import ConfigError, StoreError, WireError
 from sparseloco.peers import paths
 from sparseloco.peers.chains import Chain, Link, Tally, strict_reader
-from sparseloco.peers.facts import Headers, amendments, anchors, bytes_of, late, printable, sum_tallies
+from sparseloco.peers.facts import Courses, Headers, amendments, anchors, bytes_of, late, printable, sum_tallies
 from sparseloco.peers.identity import peer_id_of
 from sparseloco.peers.leases import LEASE_LIMIT, Lease, read_lease
 from sparseloco.peers.membership import Leases, Sighting
@@ -86,6 +86,7 @@ class Viewer:
         self._chains: dict[int, Chain] = {}
         self._leases = Leases(self.run.policy.lease_s, MAX_LEASES)
         self._read: dict[str, tuple[str, Lease]] = {}
+        self._courses = Courses()
         self._headers = Headers(store, self.run.run)
 
     def look(self) -> Status:
@@ -231,6 +232,7 @@ class Viewer:
             fresh[place.peer] = (entry.etag, lease)
             look.leases[place.peer] = (lease, look.age(entry.modified_s))
         self._read = fresh
+        self._courses.saw({peer: lease for peer, (_, lease) in fresh.items()})
         sightings = [
             Sighting(peer, f"{lease.session}{lease.counter}", lease.left) for peer, (_, lease) in fresh.items()
         ]
@@ -271,6 +273,8 @@ class Viewer:
                     last_round=tally.last_round,
                     left_out=tally.left_out,
                     reason=printable(tally.reason),
+                    loss=lease.said_loss if lease is not None else None,
+                    losses=self._courses.of(peer),
                 )
             )
         return tuple(sorted(found, key=lambda one: (_STATES.index(one.state), one.peer)))

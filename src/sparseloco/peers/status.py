@@ -95,6 +95,8 @@ class Peer:
         last_round: The newest of them.
         left_out: Rounds that left it out.
         reason: Of the last time.
+        loss: Of its last inner step, by its own word in its lease, which nothing checks; None if it says none.
+        losses: Those that it has said while this reader looked, the last one at the end.
     """
 
     peer: str
@@ -109,6 +111,8 @@ class Peer:
     last_round: int | None = None
     left_out: int = 0
     reason: str = ""
+    loss: float | None = None
+    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

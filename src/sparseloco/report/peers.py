@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from sparseloco.peers.status import Round, Status, waiting_for
+from sparseloco.peers.status import Peer, Round, Status, waiting_for
 from sparseloco.report import units
 
 Row = dict[str, str]
 _SHORT = 8
 _MOST_NAMES = 16
+_COURSE = 16
+"""Blocks of the course of a loss."""
 
 
 def headline(status: Status) -> str:
@@ -56,6 +58,7 @@ def peers(status: Status) -> list[Row]:
                 "Rounds": str(one.rounds),
                 "Tokens": units.count(one.tokens),
                 "Sent": units.num_bytes(one.nbytes),
+                "Says loss": _loss(one),
                 "Writes": {None: units.MISSING, True: "yes", False: "no"}[one.writes],
                 "Left out": f"{one.left_out} ({one.reason})" if one.left_out else "",
             }
@@ -163,6 +166,14 @@ def _absent(one: Round) -> str:
     if not one.closed:
         return _names([f"{missing.peer[:_SHORT]}: lease put {_ago(missing.age_s)}" for missing in one.missing])
     return _names([f"{peer[:_SHORT]}: {reason}" for peer, reason in one.left_out])
+
+
+def _loss(one: Peer) -> str:
+    """The last loss that a peer has said, and the course of those that were seen."""
+    if one.loss is None:
+        return ""
+    course = units.sparkline(one.losses, _COURSE) if len(one.losses) > 1 else ""
+    return f"{units.loss(one.loss)} {course}".rstrip()
 
 
 def _names(texts: list[str]) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 MISSING = "\u2013"
 TIMES = "\u00d7"
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNTS = ("", "k", "M", "B", "T")
+_BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_SPARK_WIDTH = 32
 
 
 def loss(value: float) -> str:
@@ -60,6 +64,23 @@ def setting(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return MISSING if value is None else json.dumps(value)
+
+
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """The course of some values as a row of blocks, each the mean of an equal share of them.
+
+    Example:
+        >>> sparkline([4.0, 3.0, 2.0, 1.0])
+        '\u2588\u2586\u2583\u2581'
+    """
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * n // count for n in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round(top * (mean - low) / span) if span else 0] for mean in means)
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

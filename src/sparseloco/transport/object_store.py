@@ -230,6 +230,14 @@ class ObjectStore:
                     return True
         return False
 
+    def report(self, *, loss: float | None) -> None:
+        """Say in the leases from now on what the last inner step gave, for `status`; training is not touched by it.
+
+        Args:
+            loss: ``loss.item()``. None, and what is not finite or beyond a million, is said as no loss.
+        """
+        self._heart.loss = None if loss is None else float(loss)
+
     def put_back(self, key: Key, inbox: list[Envelope]) -> None:
         """Keep an inbox for one later ``collect``."""
         if key in self._connected().replica.in_flight():
