@@ -51,6 +51,7 @@ def replaced(**changes: Any) -> None:
 
 
 def test_no_run(cli: Call, made: dict[str, Any]) -> None:
+    Path("empty").mkdir()
     refused(
         cli("join", "empty", "--key", "a.key"),
         "URL='empty': must hold a run, but there is no run.json; check the address, or make one with `sparseloco run "

@@ -63,11 +63,12 @@ def test_status_writes_a_page(cli: Call, tmp_path: Path) -> None:
 REFUSED = {
     "no such folder": (
         ("status", "nothing"),
-        "error: url='nothing': must be the address of a run, or a directory that exists; check its name\n",
+        "error: url='nothing': must be the address of a run, or a directory that exists; check the spelling\n",
     ),
     "no run": (
         ("status", "."),
-        "error: get run.json: there is no such object; check the path and the store's URL\n",
+        "error: URL='.': must hold a run, but there is no run.json; check the address, or make one with `sparseloco "
+        "run create`\n",
     ),
     "every": (("status", ".", "--every", "0"), "error: --every 0: must be from 1 to 86400 seconds; use 5\n"),
     "serve and web": (

@@ -14,6 +14,7 @@ from sparseloco.cli import trust
 from sparseloco.cli.folders import check_inputs, check_run_folder, is_run, start_run
 from sparseloco.cli.lock import check_not_held, only_writer
 from sparseloco.cli.peer_runs import config_of, read_run_of, read_tokenizer_of
+from sparseloco.cli.reach import reach
 from sparseloco.cli.runs import Done, checked_algorithm, read_dataset, write_page
 from sparseloco.cli.screen import Screen
 from sparseloco.cli.shell import say, stop_signals
@@ -78,9 +79,11 @@ def join(asked: Asked, screen: Screen, command_of: Callable[[Path], str]) -> Don
 
     Raises:
         ConfigError: if the run cannot be joined from here.
+        StoreError: if the store does not answer.
         WireError: if what the owner wrote was changed, or names what it must not.
         Interrupted: if a signal came; private state is saved then.
     """
+    reach(asked.url)
     store = Patient(open_store(asked.url))
     run = trusted_run(store, asked)
     folder = asked.out or default_folder(run)

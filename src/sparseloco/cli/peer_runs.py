@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from sparseloco.cli.reach import no_run, reach
 from sparseloco.config import build_algorithm
 from sparseloco.config.file import parse_table, read_table, resolve, resolve_run
 from sparseloco.config.sections import policy_of
@@ -58,6 +59,7 @@ def create_run(url: str, config: Path, overrides: Sequence[str], owner: Identity
     policy = policy_of(table.pop("policy", {}))
     settings = resolve_run(table)
     draft = draft_run(settings, policy, config.stem, owner, explicit=table.get("train", {}))  # refused before any work
+    reach(url, may_make=True)
     store = Patient(open_store(url))
     check_free(store, url)
     probe(store)
@@ -178,10 +180,7 @@ def read_run_of(store: Patient, url: str, owner: str | None = None) -> RunFile:
     try:
         return read_run(store.get(str(paths.Run()), limit=RUN_LIMIT), owner)
     except NotFound:
-        raise ConfigError(
-            f"URL={url!r}: must hold a run, but there is no run.json; check the address, or make one with `sparseloco "
-            "run create`"
-        ) from None
+        raise no_run(url) from None
 
 
 def read_tokenizer_of(store: Patient, run: RunFile) -> bytes:
@@ -212,6 +211,7 @@ def amend_run(url: str, owner: Identity, round_: int, changes: Sequence[str]) ->
                 f"{section}: cannot be amended while peers train, since each has built its own from run.json; only "
                 "policy.KEY=VALUE can, so start another run for the rest"
             )
+    reach(url)
     store = Patient(open_store(url))
     run = read_run_of(store, url)
     if owner.public != run.owner:

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
 from sparseloco.cli.peers_screen import renderable
-from sparseloco.errors import ConfigError, StoreError
+from sparseloco.cli.reach import no_run, reach
+from sparseloco.errors import ConfigError, NotFound, StoreError
 from sparseloco.metrics import write_atomically
 from sparseloco.peers.looking import Viewer
 from sparseloco.peers.patience import Patience, Patient
@@ -36,24 +36,16 @@ def open_viewer(url: str, *, owner: str | None, rounds: int) -> Viewer:
     """A reader of the run at a URL.
 
     Raises:
-        ConfigError: if the URL is not understood.
-        StoreError: if there is no run.
+        ConfigError: if the URL is not understood, or there is no run.
+        StoreError: if the store does not answer.
         WireError: if it is not what its owner signed.
     """
-    check_there(url)
+    reach(url)
     store = Patient(open_store(url, stall_s=_STALL_S), Patience(max_tries=_TRIES, stall_s=_STALL_S))
-    return Viewer(store, owner=owner, keep=rounds)
-
-
-def check_there(url: str) -> None:
-    """Refuse a directory that does not exist, which opening it would make.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    scheme, split, rest = url.partition("://")
-    if (not split or scheme == "file") and not Path(unquote(rest) if split else url).is_dir():
-        raise ConfigError(f"url={url!r}: must be the address of a run, or a directory that exists; check its name")
+    try:
+        return Viewer(store, owner=owner, keep=rounds)
+    except NotFound:
+        raise no_run(url) from None
 
 
 def check_every(every_s: float) -> None:

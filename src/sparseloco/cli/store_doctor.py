@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparseloco.cli.doctor import Finding
-from sparseloco.cli.seeing import check_there
+from sparseloco.cli.reach import reach
 from sparseloco.errors import NotFound, SparseLocoError, StoreError, Unavailable, WireError
 from sparseloco.peers import canonical, paths
 from sparseloco.peers.identity import Identity
@@ -45,8 +45,9 @@ def examine_url(url: str, key: Path | None) -> dict[str, Any]:
 
     Raises:
         ConfigError: if the URL or the key file cannot be used.
+        StoreError: if nobody answers.
     """
-    check_there(url)
+    reach(url)
     return examine_store(open_store(url, stall_s=_STALL_S), key=key)
 
 
