@@ -59,6 +59,7 @@ def create_run(url: str, config: Path, overrides: Sequence[str], owner: Identity
     policy = policy_of(table.pop("policy", {}))
     settings = resolve_run(table)
     draft = draft_run(settings, policy, config.stem, owner, explicit=table.get("train", {}))  # refused before any work
+    check_not_here(draft.data)
     reach(url, may_make=True)
     store = Patient(open_store(url))
     check_free(store, url)
@@ -157,6 +158,8 @@ def config_of(run: RunFile, tokenizer: Path, *, data: str | None = None, overrid
                 known = ", ".join(f"{name}.{key}" for name, keys in _PEERS_OWN.items() for key in keys)
                 raise ConfigError(f"--set {section}.{key}: must be the same for all peers; a peer may choose {known}")
     train = {key: value for key, value in run.train.items() if key not in ("optimizer", *_ONE)}
+    if data is None:
+        check_not_here(run.data)
     text = run.data if data is None else {**_plain_recipe(run.data), "path": data}
     table = {
         "algorithm": run.algorithm,
@@ -168,6 +171,20 @@ def config_of(run: RunFile, tokenizer: Path, *, data: str | None = None, overrid
         "logging": own.get("logging", {}),
     }
     return resolve(table)
+
+
+def check_not_here(data: Mapping[str, Any]) -> None:
+    """Refuse a dataset of the hub whose name is also that of something here, which would be read in its place.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    for source in [data, *(data.get("sources") or [])]:
+        if source.get("format") == "hf" and Path(source.get("path", "")).expanduser().exists():
+            raise ConfigError(
+                f"data.path={source['path']!r}: must be read from the hub in a run, but here lies a file or folder of "
+                "that name; start from another folder, or pass text of your own to join with --data"
+            )
 
 
 def read_run_of(store: Patient, url: str, owner: str | None = None) -> RunFile:
