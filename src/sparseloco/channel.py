@@ -33,6 +33,7 @@ from sparseloco.types import (
     Source,
     TensorSpec,
     UpdateTransform,
+    name_of,
     state_dtype,
 )
 
@@ -224,7 +225,7 @@ class Channel:
         if not state.residual:
             state.residual = [torch.zeros_like(block) for block in state.anchor]
         for j, residual in enumerate(state.residual):
-            self.compressor.accumulate_(residual, _on_device(payload.blocks[j], residual.device), 1, state.codec[j])
+            self.compressor.accumulate_(residual, on_device(payload.blocks[j], residual.device), 1, state.codec[j])
 
     def anchor_tensor(self, state: ChannelState, number: int, shape: tuple[int, ...]) -> Tensor:
         """The agreed value of one tensor, in its own shape."""
@@ -251,7 +252,7 @@ class Channel:
                 if not _is_sane(part):
                     tensor = self._tensor_at(block, state)
                     raise DivergenceError(
-                        f"payload of peer {envelope.peer}, round {envelope.key.round}, "
+                        f"payload of peer {name_of(envelope.peer)}, round {envelope.key.round}, "
                         f"{tensor}=not finite: must be finite (below {LARGEST:g}) to reach an anchor; "
                         "leave that peer out of the round"
                     )
@@ -283,7 +284,7 @@ class Channel:
         """Stored update blocks, one at a time; shared compressor state moves on as they are made."""
         for j in blocks:
             like = state.anchor[j]
-            received = [(e.weight, _on_device(e.payload.blocks[j], like.device)) for e in inbox]
+            received = [(e.weight, on_device(e.payload.blocks[j], like.device)) for e in inbox]
             update = self.reducer.reduce(like, received, self.compressor, state.codec[j])
             self.compressor.advance_(state.codec[j], update)
             yield self.layout.synthesize(update, state.shapes[j])
@@ -293,7 +294,7 @@ class Channel:
         return next(spec.name for spec, span in zip(state.specs, state.spans, strict=True) if block in span)
 
 
-def _on_device(parts: Parts, device: torch.device) -> Parts:
+def on_device(parts: Parts, device: torch.device) -> Parts:
     """Parts where the state lives; frames are decoded on the CPU."""
     return {name: part.to(device) for name, part in parts.items()}
 

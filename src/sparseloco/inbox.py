@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparseloco.errors import AllAbstainedError, DivergenceError
-from sparseloco.types import Envelope, Key
+from sparseloco.types import Envelope, Key, name_of
 
 POLICIES = ("abstain", "stop")
 """What numbers that are not finite do to their replica."""
@@ -33,7 +33,7 @@ def check_same(inbox: Sequence[Envelope], fingerprint: str, digest: str) -> None
         DivergenceError: naming peer and round.
     """
     for envelope in inbox:
-        where = f"peer {envelope.peer}, round {envelope.key.round}"
+        where = f"peer {name_of(envelope.peer)}, round {envelope.key.round}"
         if envelope.fingerprint != fingerprint:
             raise DivergenceError(
                 f"{where}: says algorithm {envelope.fingerprint}, this run is {fingerprint}; "

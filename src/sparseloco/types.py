@@ -29,6 +29,9 @@ LARGEST = 9.999999933815813e36
 The float32 next to 1e37, for every type, so that kernels need one comparison.
 """
 
+FOREIGN = 2**32
+"""Numbers of other peers of a store start here, above all that a frame can hold; what follows is the peer's id."""
+
 
 class Coding(enum.IntEnum):
     """How positions lie in a frame: padded to a size known before, or as short as they are."""
@@ -42,6 +45,21 @@ class Key(NamedTuple):
 
     round: int
     fragment: int
+
+
+def foreign_number(peer_id: str) -> int:
+    """Number of a peer that is known by an id of hex digits; in the order of ids."""
+    return FOREIGN + int(peer_id, 16)
+
+
+def name_of(peer: int) -> int | str:
+    """What people call a peer: its number, or the first 8 digits of its id.
+
+    Example:
+        >>> name_of(3), name_of(foreign_number("0a1b2c3d" + 24 * "0"))
+        (3, '0a1b2c3d')
+    """
+    return peer if peer < FOREIGN else f"{peer - FOREIGN:032x}"[:8]
 
 
 class TensorSpec(NamedTuple):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ import torch
 
 from sparseloco import ConfigError
 from sparseloco.peers.clipping import clip_to_median, payload_norm, scaled
+from sparseloco.peers.operations import Tell
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.store import open_store
 from sparseloco.replica import Replica
-from sparseloco.types import Envelope, Payload
+from sparseloco.transport.object_store import log_aloud
+from sparseloco.types import Envelope, Parts, Payload
 from tests import toy
 from tests.driver import ROWS
 from tests.peers.crowd import Peer, identities, make_run, together
@@ -111,9 +115,41 @@ def test_a_peer_that_jumps_bends_nobody_beyond_the_median(tmp_path: Path) -> Non
     for peers in (free, clipped):
         assert len({peer.replica.digest() for peer in peers}) == 1
     assert moved(clipped[0]) < moved(free[0]) / 10
-    said = [tell.text for tell in clipped[0].said if tell.kind == "clipped"]
+    said = [tell.text for tell in clipped[0].said if tell.kind == "clipped-other"]
     assert f"what {identities(4)[2].peer_id[:8]} sent is scaled by 0.0" in said[0]
-    assert not any(tell.kind == "clipped" for peer in free for tell in peer.said)
+    assert "what this peer sent is scaled by 0.0" in next(t.text for t in clipped[2].said if t.kind == "clipped")
+    assert "clipped" not in clipped[0].kinds()
+    assert not any(tell.kind.startswith("clipped") for peer in free for tell in peer.said)
+
+
+def test_only_what_was_cut_off_from_this_peer_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="sparseloco.peers"):
+        for kind in ("clipped", "clipped-other"):
+            log_aloud(Tell(kind, 1, 0, kind))
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "clipped"), ("INFO", "clipped-other"),
+    ]  # fmt: skip
+
+
+def test_a_norm_is_worked_out_where_the_state_is() -> None:
+    """No card is needed to see where a block would be made: on the device of the anchor, its parts with it."""
+    replica, envelope = posted("sparseloco", 0.1)
+    lane = replica.lanes[envelope.key.fragment]
+    seen: list[tuple[str, set[str]]] = []
+
+    class Looking:
+        def accumulate_(self, out: torch.Tensor, parts: Parts, weight: int, shared: Parts) -> None:
+            seen.append((out.device.type, {part.device.type for part in parts.values()}))
+            raise LookupError
+
+    anchor = [block.to("meta") for block in lane.state.anchor]
+    with pytest.raises(LookupError):
+        payload_norm(
+            replace(lane.channel, compressor=Looking()),  # pyright: ignore[reportArgumentType]
+            replace(lane.state, anchor=anchor),
+            envelope.payload,
+        )
+    assert seen == [("meta", {"meta"})]
 
 
 @pytest.mark.parametrize("ratio", [0.5, -1.0, float("nan")])

@@ -35,14 +35,13 @@ from sparseloco.peers.store import open_store
 from sparseloco.report import load_run, units
 from sparseloco.settings import RunConfig
 from sparseloco.trainer import CHECKPOINTS, train
-from sparseloco.transport.object_store import ObjectStore
+from sparseloco.transport.object_store import QUIET, ObjectStore
 
 RUN = "run.json"
 """Copy of the run's file in a run folder."""
 JOURNAL, PEER = "peer", "id"
 """Folder inside a run folder for what a peer must not forget."""
 _LOG = logging.getLogger("sparseloco.peers")
-_QUIET = ("closed", "deadline")
 _SAY_EVERY_S = 2.0
 
 
@@ -239,11 +238,11 @@ def _newest(folder: Path, run: RunFile, screen: Screen) -> Checkpoint | None:
 
 
 def _telling() -> Callable[[Tell], None]:
-    """What the protocol says; rounds that close are for --verbose."""
+    """What the protocol says; what is quiet is for --verbose."""
 
     def tell(told: Tell) -> None:
         text = "".join(letter if letter.isprintable() else "?" for letter in told.text)
-        if told.kind not in _QUIET:
+        if told.kind not in QUIET:
             say(f"warning: {text}")
         else:
             _LOG.info("%s", text)

@@ -12,17 +12,21 @@ from dataclasses import replace
 
 import torch
 
-from sparseloco.channel import Channel, ChannelState
+from sparseloco.channel import Channel, ChannelState, on_device
 from sparseloco.compress.base import exact_mean
 from sparseloco.types import Envelope, Payload, Section
 
 
 def payload_norm(channel: Channel, state: ChannelState, payload: Payload) -> float:
-    """2-norm of what a payload decodes to."""
+    """2-norm of what a payload decodes to, worked out where the state is.
+
+    Cost: each block is decoded into float64, one at a time, and its squares are added up; so time goes with the
+    parameters of the fragment, not with the values that were kept.
+    """
     total: list[float] = []
     for j, parts in payload.blocks.items():
-        block = torch.zeros_like(state.anchor[j], dtype=torch.float64, device="cpu")
-        channel.compressor.accumulate_(block, parts, 1, state.codec[j])
+        block = torch.zeros_like(state.anchor[j], dtype=torch.float64)
+        channel.compressor.accumulate_(block, on_device(parts, block.device), 1, state.codec[j])
         total += (exact_mean(block.square_()) * block.shape[-1]).tolist()
     return math.sqrt(math.fsum(total))
 

@@ -25,13 +25,10 @@ from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Fate, Round, own_fate
 from sparseloco.peers.run_file import Amendment
 from sparseloco.peers.store import Store
-from sparseloco.types import Envelope, Key, Payload
+from sparseloco.types import Envelope, Key, Payload, foreign_number, name_of
 
 _IN_MEMORY = 2
 """Rounds whose frames are held in memory; older ones are on the disk."""
-
-FOREIGN = 2**32
-"""Numbers of other peers' envelopes start here, above all numbers that a frame can hold."""
 
 
 class BehindError(DivergenceError):
@@ -162,19 +159,19 @@ class Desk:
         failed = {entry.hash for entry in manifest.entries} - set(opened)
         fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None, failed)
         inbox: list[Envelope] = []
-        sender: dict[int, str] = {}
-        for place, entry in enumerate(manifest.entries):
-            number = order.number if self._is_mine(entry, fate) else FOREIGN + place
-            sender[number] = entry.peer[:8]
+        for entry in manifest.entries:
+            number = order.number if self._is_mine(entry, fate) else foreign_number(entry.peer)
             if entry.hash in opened:
                 inbox.append(replace(opened[entry.hash], peer=number))
         inbox, factors = clip_to_median(inbox, order.norm, order.history.policy.clip_norm_ratio)
         for number, factor in factors.items():
+            mine = number == order.number
+            who = "this peer" if mine else name_of(number)
             text = (
-                f"round {order.key.round}, fragment {order.key.fragment}: what {sender[number]} sent is scaled by "
+                f"round {order.key.round}, fragment {order.key.fragment}: what {who} sent is scaled by "
                 f"{factor:.3g}, since it is longer than clip_norm_ratio allows"
             )
-            self.tell(Tell("clipped", order.key.round, order.key.fragment, text))
+            self.tell(Tell("clipped" if mine else "clipped-other", order.key.round, order.key.fragment, text))
         return Closed(manifest, inbox, fate)
 
     def follow(self, order: Order) -> Manifest | None:

@@ -34,7 +34,8 @@ from sparseloco.transport.base import Traffic, settle
 from sparseloco.types import Envelope, Key
 
 _LOG = logging.getLogger("sparseloco.peers")
-_QUIET = {"closed", "deadline"}
+QUIET = frozenset({"closed", "deadline", "clipped-other"})
+"""Kinds of what the protocol says that need nobody's attention."""
 _REQUESTS = 8
 _ERRANDS = 2
 _GLANCE_S = 0.5
@@ -46,8 +47,8 @@ _LAST_WAIT_S = 5.0
 
 
 def log_aloud(tell: Tell) -> None:
-    """Log what the protocol says: rounds that close as information, all else as a warning."""
-    _LOG.log(logging.INFO if tell.kind in _QUIET else logging.WARNING, "%s", tell.text)
+    """Log what the protocol says: what is ``QUIET`` as information, all else as a warning."""
+    _LOG.log(logging.INFO if tell.kind in QUIET else logging.WARNING, "%s", tell.text)
 
 
 def log_progress(progress: Progress) -> None:
@@ -185,7 +186,7 @@ class ObjectStore:
         """Wait for the round's manifest and all its frames.
 
         Returns:
-            Envelopes in the order of the manifest: the own one with the own number, others numbered from ``2**32``.
+            Envelopes in the order of the manifest: the own one with the own number, others with the number of their id.
             Empty if the replica was so late that it was moved to a newer anchor; the key is not in flight then.
 
         Raises:
