@@ -13,10 +13,14 @@ from sparseloco.errors import AllAbstainedError
 from sparseloco.evaluation import World, calmer, check_finite
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig
+from sparseloco.types import Key, name_of
 from sparseloco.writers import FanOut
 
 LOSS = "train_loss"
 """What a replica names as not finite if no tensor of it was looked at."""
+
+MOST_IN_VAIN = 3
+"""Rounds in a row without a contribution after which a peer that the others do without gives up."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +45,13 @@ def step_if_finite(replica: Replica, loss: float, step: int, config: RunConfig) 
     return None
 
 
-def note_absences(world: World, books: Books, log: FanOut | None) -> None:
-    """Count and log who was absent from the rounds just applied; all processes must ask."""
+def note_absences(world: World, books: Books, log: FanOut | None, config: RunConfig) -> None:
+    """Count and log who was absent from the rounds just applied; all processes must ask.
+
+    Raises:
+        AllAbstainedError: if the replica of this process, which the others do without, had nothing to give for so
+            many rounds that it never will.
+    """
     first = world.replicas[0]
     causes = [LOSS, *(f"delta of {spec.name}" for spec in first.table)]
     here = {replica.peer for replica in world.replicas}
@@ -54,13 +63,31 @@ def note_absences(world: World, books: Books, log: FanOut | None) -> None:
         cause = causes[round(world.mean(float(number or 0)) / told)] if told else None
         books.abstentions += 1
         if log is not None:
-            log.write("abstained", step=books.step, round=key.round, fragment=key.fragment, peer=peer, cause=cause)
-        text = f"peer {peer}, round {key.round}: contributed nothing, since {cause or 'something'} was not finite"
+            where = {"round": key.round, "fragment": key.fragment, "peer": name_of(peer)}
+            log.write("abstained", step=books.step, **where, cause=cause)
+        text = (
+            f"peer {name_of(peer)}, round {key.round}: contributed nothing, since {cause or 'something'} was not finite"
+        )
         logger.info("%s", text)
         if world.is_main and peer not in here:  # those here have warned themselves
             warnings.warn(text, stacklevel=2)
+        if world.stands_alone and peer in here:
+            _check_hope(books, key, config)
     for replica in world.replicas:
         replica.absent.clear()
+
+
+def _check_hope(books: Books, key: Key, config: RunConfig) -> None:
+    """Count rounds in a row without a contribution of one's own; a number that is bad once may be good again."""
+    last, before = books.in_vain.get(key.fragment, (-2, 0))
+    count = before + 1 if key.round == last + 1 else 1
+    books.in_vain[key.fragment] = key.round, count
+    if count >= MOST_IN_VAIN:
+        raise AllAbstainedError(
+            f"round {key.round}, fragment {key.fragment}=no contribution: must have one of this peer, whose numbers "
+            f"were not finite in {count} rounds in a row; look at this machine and its text, or, if other peers "
+            f"fail alike, start another run and {calmer(config)}"
+        )
 
 
 @contextlib.contextmanager

@@ -64,6 +64,7 @@ class Books:
         ended: Sources of text whose first epoch has ended.
         abstentions: Messages without a contribution, of all peers.
         skipped_bytes: Dense float32 bytes of the rounds that the first replica was not there for.
+        in_vain: By fragment the last round without a contribution of this process, and how many there were in a row.
         validation: Last evaluation.
     """
 
@@ -79,6 +80,7 @@ class Books:
     ended: list[str] = field(default_factory=list)
     abstentions: int = 0
     skipped_bytes: int = 0
+    in_vain: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     validation: Evaluation | None = None
     clock: Clock = field(default_factory=Clock)
 

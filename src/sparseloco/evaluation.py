@@ -61,6 +61,11 @@ class World(Protocol):
         ...
 
     @property
+    def stands_alone(self) -> bool:
+        """Whether the replica of this process may stop by itself, at any round border, since others do without it."""
+        ...
+
+    @property
     def num_slots(self) -> int:
         """Places among which the samples of a step are dealt out; one replica has one of them."""
         ...

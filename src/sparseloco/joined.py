@@ -73,6 +73,11 @@ class Joined:
         return True
 
     @property
+    def stands_alone(self) -> bool:
+        """The others go on without it, whenever it leaves."""
+        return True
+
+    @property
     def num_slots(self) -> int:
         """Data slots of the run, most of which may be nobody's."""
         return self._policy.slots

@@ -95,6 +95,11 @@ class Cohort:
         return value
 
     @property
+    def stands_alone(self) -> bool:
+        """A run of its own is all that it is."""
+        return False
+
+    @property
     def num_slots(self) -> int:
         """As many as replicas."""
         return len(self._seats)

@@ -69,6 +69,11 @@ class Solo:
         return self._replica.peer == 0
 
     @property
+    def stands_alone(self) -> bool:
+        """All ranks stop together."""
+        return False
+
+    @property
     def num_slots(self) -> int:
         """As many as replicas."""
         return torch.distributed.get_world_size() // self._replica.shards.count

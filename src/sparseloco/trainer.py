@@ -80,8 +80,8 @@ def train(
     Raises:
         CheckpointError: if ``resume`` belongs to another run, or the disk is full.
         ConfigError: if the text is too short or the model has another vocabulary.
-        DivergenceError: if numbers are not finite at all replicas in the same round, at one with
-            ``train.nonfinite="stop"``, or in an evaluation.
+        DivergenceError: if numbers are not finite at all replicas in the same round, at one that joined a run in
+            several rounds in a row, at one with ``train.nonfinite="stop"``, or in an evaluation.
         Interrupted: if ``stop`` said so.
     """
     check_windows(dataset, config.train.sequence_length)
@@ -212,7 +212,7 @@ class _Run:
     def _must_stop(self, step: int) -> bool:
         """Whether any process was asked to stop; only round borders ask, since the answer must be the same for all."""
         every = self.first.algorithm.schedule.every
-        border = every * math.ceil(_BORDER_STEPS / every)
+        border = every if self.world.stands_alone else every * math.ceil(_BORDER_STEPS / every)
         return self.stop is not None and step % border == 0 and self.world.mean(float(self.stop())) > 0
 
     def _advance(self, step: int) -> float:
@@ -261,14 +261,14 @@ class _Run:
                 for key in keys:
                     where = (replica.peer, key.round, key.fragment)
                     logger.info("peer %d, round %d, fragment %d: applied, update norm %.4g", *where, norm)
-        note_absences(self.world, self.books, self.log)
+        note_absences(self.world, self.books, self.log, self.config)
 
     def _drain(self) -> None:
         """Collect early what is still in flight, so that the last anchor holds every message."""
         for index, replica in enumerate(self.world.replicas):
             with self.world.turn(index), self.books.clock.sync(), advised(self.config):
                 drain(replica, self.world.transport)
-        note_absences(self.world, self.books, self.log)
+        note_absences(self.world, self.books, self.log, self.config)
 
     def _evaluate(self) -> None:
         if not self.world.evaluates:

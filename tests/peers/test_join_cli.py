@@ -127,7 +127,7 @@ def test_a_peer_that_trains_leaves_at_a_border_and_continues(folder: Path) -> No
     assert "after saving; join again with: sparseloco join store --key a.key --data text.txt --out a" in err
     (saved,) = (folder / "a" / "checkpoints").iterdir()
     step = int(saved.name.removeprefix("step-"))
-    assert step % 10 == 0
+    assert step % 2 == 0, "a round is two steps"
     code, _, err = ended(join(folder, "a", "--no-model"))
     assert code == 0, err
     assert f"going on at step {step}, from a/checkpoints/{saved.name}" in err

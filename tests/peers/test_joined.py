@@ -124,6 +124,18 @@ def test_stopped_and_continued_is_never_stopped(scene: Callable[..., Scene], tmp
     )
 
 
+def test_it_leaves_at_the_next_round_border_however_short_a_round_is(
+    scene: Callable[..., Scene], tmp_path: Path
+) -> None:
+    """Rounds of two steps: asked after the third, it leaves after the fourth, and nothing is lost."""
+    made = scene("run")
+    stop, each = after(3)
+    with pytest.raises(Interrupted, match=r"^stopped at step 4 after saving$"):
+        made.train(identity(1), tmp_path / "a", stop=stop, each=each)
+    (peer,) = Viewer(open_store(made.url)).look().peers
+    assert (peer.state, peer.rounds) == ("left", 2)
+
+
 def test_a_late_peer_begins_gently(scene: Callable[..., Scene], tmp_path: Path) -> None:
     """The inner rate follows the shared step and rises over ``rejoin_warmup_steps``; tokens weigh (C-08)."""
     made = scene("run", "policy.rejoin_warmup_steps=3")

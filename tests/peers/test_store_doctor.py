@@ -268,7 +268,7 @@ def test_doctor_url_prints_a_page_and_json(cli: Call, tmp_path: Path) -> None:
     assert json.loads(cli("doctor", "run", "--json").out)["usable"] is True
     assert cli("doctor", "gone")[::2] == (
         2,
-        "error: url='gone': must be the address of a run, or a directory that exists; check its name\n",
+        "error: url='gone': must be the address of a run, or a directory that exists; check the spelling\n",
     )
     assert cli("doctor", "--key", "x").err == (
         "error: --key: must stand beside a URL, whose store is tried with it; add the URL or drop it\n"
