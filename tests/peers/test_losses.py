@@ -50,7 +50,7 @@ def test_what_peers_say_is_shown_as_their_word() -> None:
     table, page, line = shown(seen)
     assert "Says loss" in table
     assert "by the peer's own word, which nothing checks" in " ".join(page.split())
-    assert '<td data-name="Says loss">3.250</td>' in page
+    assert '<td data-name="Says loss" class="wide">3.250</td>' in page
     assert [one["loss"] for one in json.loads(line)["peers"]] == [3.25, -12.0, None]
 
 

@@ -68,6 +68,19 @@ def test_a_store_that_does_not_answer_is_said_at_once_and_given_up(
     ]
 
 
+def test_ctrl_c_ends_the_waiting_in_words(
+    cli: Call, at: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    at(1)
+    monkeypatch.setattr(reach, "_knock", interrupted)
+    ended = cli("status", URL)
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.err.splitlines()[1:] == [f"interrupted: {URL} had not answered yet, and nothing was done"]
+
+
 @pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"create"}))
 @pytest.mark.parametrize("url", ["runs/mistyped", "file:///nowhere/mistyped"])
 def test_a_mistyped_directory_is_refused_and_not_made(

@@ -34,6 +34,7 @@ def test_status_prints_tables_and_json(cli: Call, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("test: 1 round closed, 2 of 3 peers live, all frames agree\n")
     assert "missing: " in ended.out, "C-33"
+    assert ", done after 600 steps, 30 to a round, " in ended.out
     found = json.loads(cli("status", "run", "--json").out)
     assert found["run"] == stage.run.run
     assert found["closed"] == {"0": 1}

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from sparseloco.errors import NotFound, TooLarge, Unavailable
-from sparseloco.peers import chains, paths
+from sparseloco.peers import canonical, chains, paths
 from sparseloco.peers.facts import printable
 from sparseloco.peers.manifest import LeftOut, seal
 from sparseloco.peers.status import Status
 from sparseloco.report import peers as words
+from tests.peers.runs import OWNER, identity
 from tests.peers.stage import IDS, ME, Stage
 from tests.peers.test_status import look, rounds, viewer
 
@@ -239,3 +240,15 @@ def test_ids_without_end_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = look(stage)
     assert sorted(one.peer for one in seen.peers) == IDS[:3]
     assert len(rounds(seen)[1].sent) == 3
+
+
+@pytest.mark.parametrize("steps", [True, 0, -5, 2**53, "600", 1e3, None])
+def test_a_plan_that_is_no_number_of_steps_is_left_out(steps: object) -> None:
+    stage = Stage()
+    changed = {"train": {"steps": steps}, "algorithm": {**stage.run.algorithm, "inner_steps": steps}}
+    run = msgspec.structs.replace(stage.run, **changed).signed(identity(OWNER))
+    stage.store.put("run.json", canonical.encode(run))
+    seen = look(stage)
+    assert (seen.steps, seen.inner_steps) == (None, None)
+    assert not any("steps" in fact for fact in words.facts(seen))
+    assert words.headline(seen) == "0 rounds closed, no peer yet, no frame to compare yet"

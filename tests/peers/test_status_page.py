@@ -68,7 +68,7 @@ def test_page_says_what_is_seen_and_escapes_what_peers_wrote() -> None:
     assert "1 round closed, 2 of 3 peers live, all frames agree" in page.text
     for heading in ("Peers", "Rounds", "Agreement", "Amendments", "Bytes"):
         assert f"<h2>{heading}</h2>" in html
-    assert "round 1, fragment 0: 1 frames, at least 2 needed; missing: " in page.text, "C-33"
+    assert "round 1, fragment 0: 1 frame, at least 2 needed; missing: " in page.text, "C-33"
 
 
 def test_page_needs_nothing_but_itself() -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from sparseloco.peers.status import Status
 from sparseloco.report import peers
 
-_LEFT = ("Peer", "State", "Arrivals", "Not in it", "Left out", "Changes", "Digest")
+_LEFT = ("Peer", "State", "Says loss", "Arrivals", "Not in it", "Left out", "Changes", "Digest")
 
 
 def renderable(status: Status) -> Group:

@@ -8,10 +8,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from sparseloco.cli.shell import say
-from sparseloco.errors import ConfigError, StoreError, Unavailable
+from sparseloco.errors import ConfigError, Interrupted, StoreError, Unavailable
 from sparseloco.peers import paths
 from sparseloco.peers.run_file import RUN_LIMIT
-from sparseloco.peers.store import open_store
+from sparseloco.peers.store import Store, open_store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ def reach(url: str, *, may_make: bool = False) -> None:
     Raises:
         ConfigError: if the URL is not understood, or names a directory that does not exist.
         StoreError: if nobody answers.
+        Interrupted: by Ctrl-C.
     """
     scheme, split, rest = url.partition("://")
     if not split or scheme == "file":
@@ -50,8 +51,21 @@ def reach(url: str, *, may_make: bool = False) -> None:
                 f"url={url!r}: must be the address of a run, or a directory that exists; check the spelling"
             )
         return
-    store, limits = open_store(url, stall_s=LIMITS.stall_s), LIMITS
+    store = open_store(url, stall_s=LIMITS.stall_s)
     say(f"waiting for an answer from {url}")
+    try:
+        reason = _knock(store, LIMITS)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{url} had not answered yet, and nothing was done") from None
+    if reason:
+        raise StoreError(
+            f"url={url!r}: must be answered by a store, but {LIMITS.tries} tries have failed ({reason}); check the "
+            "address, the endpoint in the environment (such as AWS_ENDPOINT_URL) and the network"
+        )
+
+
+def _knock(store: Store, limits: Limits) -> str:
+    """Why the last try has failed; empty once anything was answered."""
     reason = ""
     for tries in range(1, limits.tries + 1):
         try:
@@ -60,15 +74,12 @@ def reach(url: str, *, may_make: bool = False) -> None:
             reason = str(error).partition(";")[0]
             say(f"try {tries} of {limits.tries} has failed: {reason}")
         except StoreError:
-            return
+            return ""
         else:
-            return
+            return ""
         if tries < limits.tries:
             time.sleep(limits.pause_s)
-    raise StoreError(
-        f"url={url!r}: must be answered by a store, but {limits.tries} tries have failed ({reason}); check the "
-        "address, the endpoint in the environment (such as AWS_ENDPOINT_URL) and the network"
-    )
+    return reason
 
 
 def no_run(url: str) -> ConfigError:

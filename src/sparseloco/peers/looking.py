@@ -115,6 +115,8 @@ class Viewer:
             name=self.run.name,
             owner=self.run.owner,
             preset=printable(str(self.run.algorithm["preset"])),
+            steps=_whole(self.run.train.get("steps")),
+            inner_steps=_whole(self.run.algorithm.get("inner_steps")),
             policy=msgspec.to_builtins(newest.policy),
             seconds=look.wall,
             closed={fragment: chain.closed for fragment, chain in self._chains.items()},
@@ -287,6 +289,11 @@ class Viewer:
         except StoreError as error:
             look.say(f"amendments: {error}")
             return ()
+
+
+def _whole(value: object) -> int | None:
+    """A number of steps, if it is one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53 else None
 
 
 def _frames_of(look: _Look, rounds: Iterable[Round]) -> dict[tuple[int, int], dict[str, str]]:

@@ -204,6 +204,8 @@ class Status:
         name: For people.
         owner: The owner's public key.
         preset: The method.
+        steps: Inner steps after which the run is done; None if it does not say.
+        inner_steps: Of them to a round; None if it does not say.
         policy: The policy in force in the newest open round.
         seconds: When it was looked at: seconds since 1970 by this machine's clock.
         closed: Rounds that are closed, by fragment.
@@ -220,6 +222,8 @@ class Status:
     name: str
     owner: str
     preset: str
+    steps: int | None
+    inner_steps: int | None
     policy: dict[str, Any]
     seconds: float
     closed: dict[int, int]
@@ -245,7 +249,7 @@ class Status:
 
 def waiting_for(round: Round, min_peers: int) -> str:
     """What an open round has and lacks, who is missing and since when, in one line (C-33)."""
-    here = f"{len(round.sent)} frames, at least {min_peers} needed"
+    here = f"{len(round.sent)} {'frame' if len(round.sent) == 1 else 'frames'}, at least {min_peers} needed"
     if not round.missing:
         return f"{here}; nobody with a lease is missing"
     who = [f"{one.peer[:8]} ({_since(one)})" for one in round.missing]

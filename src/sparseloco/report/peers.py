@@ -22,14 +22,18 @@ def headline(status: Status) -> str:
     live = sum(one.state == "live" for one in status.peers)
     agree = {None: "no frame to compare yet", True: "all frames agree", False: "frames disagree"}[status.agree]
     word = "round" if rounds == "1" else "rounds"
-    return f"{rounds} {word} closed, {live} of {len(status.peers)} peers live, {agree}"
+    there = f"{live} of {len(status.peers)} peers live" if status.peers else "no peer yet"
+    return f"{rounds} {word} closed, {there}, {agree}"
 
 
 def facts(status: Status) -> list[str]:
     """What the run is, and when this was seen."""
     seen = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(status.seconds))
     fragments = f"{len(status.closed)} fragments" if len(status.closed) > 1 else "1 fragment"
-    return [f"run {status.run}", status.preset, fragments, f"owner {status.owner[:16]}", f"seen {seen}"]
+    plan = [] if status.steps is None else [f"done after {status.steps} steps"]
+    if plan and status.inner_steps is not None:
+        plan = [f"{plan[0]}, {status.inner_steps} to a round"]
+    return [f"run {status.run}", status.preset, *plan, fragments, f"owner {status.owner[:16]}", f"seen {seen}"]
 
 
 def alerts(status: Status) -> Iterator[str]:

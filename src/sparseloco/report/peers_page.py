@@ -9,7 +9,7 @@ from sparseloco.peers.status import Status
 from sparseloco.report import peers
 from sparseloco.report.write import read_asset, style_sheet
 
-_WIDE = ("Left out", "Arrivals", "Not in it", "Changes")
+_WIDE = ("Says loss", "Left out", "Arrivals", "Not in it", "Changes")
 
 
 def peers_page(status: Status, *, every_s: float = 0) -> str:
