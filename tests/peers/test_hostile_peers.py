@@ -17,7 +17,7 @@ from sparseloco.peers.canonical import sha256
 from sparseloco.peers.frames import Expected, seal_envelope
 from sparseloco.peers.identity import Domain, Identity
 from sparseloco.peers.manifest import Manifest, seal
-from sparseloco.peers.store import Listed, Store, open_store
+from sparseloco.peers.store import PAGE, Page, Store, open_store
 from sparseloco.replica import Replica
 from sparseloco.types import Envelope, Key
 from tests import toy
@@ -161,8 +161,9 @@ class Lying:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        return [entry._replace(size=min(entry.size, 300)) for entry in self.store.list(prefix, after=after)]
+    def page(self, prefix: str, *, after: str = "", limit: int = PAGE) -> Page:
+        found = self.store.page(prefix, after=after, limit=limit)
+        return Page([entry._replace(size=min(entry.size, 300)) for entry in found.entries], found.rest)
 
 
 def test_a_size_that_is_a_lie_is_no_way_around_the_limit(tmp_path: Path) -> None:
