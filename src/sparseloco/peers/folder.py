@@ -1,7 +1,7 @@
 """Pages of a listing of a directory, read off its names: a file system has no listing that starts somewhere.
 
-Each page reads the names of every folder on its way once, some two seconds for a million, and keeps no more of them than
-it gives. Links are not followed: one could lead out of the store, or in circles.
+Each page reads the names of every folder on its way once, some two seconds for a million, and keeps no more of them
+than it gives. Links are not followed: one could lead out of the store, or in circles.
 """
 
 from __future__ import annotations
