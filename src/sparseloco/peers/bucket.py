@@ -148,14 +148,16 @@ class Bucket:
 
     def _page(self, folder: str, after: str, limit: int) -> Page:
         found: list[Listed] = []
-        looked, last = 0, after
-        for path, entry in self._entries(folder, after):
+        looked, last = 0, ""
+        for path, entry in self._entries(folder, after, min(limit, PAGE)):
             if path <= last:
                 raise StoreError(
-                    f"{_named('list', folder)}: the store lists out of order, or not from where it was asked to; use "
-                    "one that sorts by name, as S3 does"
+                    f"{_named('list', folder)}: the store lists out of order; use one that sorts by name, as S3 does"
                 )
-            looked, last = looked + (_ODD_FOLDER if entry is None else 1), path
+            last = path
+            if path <= after:
+                continue  # some stores ignore where to start
+            looked += _ODD_FOLDER if entry is None else 1
             if entry is not None and _is_path(path):
                 time = entry["last_modified"].timestamp()
                 found.append(Listed(path, entry["size"], entry["e_tag"] or "", time))
@@ -163,11 +165,11 @@ class Bucket:
                 return Page(found, last)
         return Page(found)
 
-    def _entries(self, folder: str, after: str) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+    def _entries(self, folder: str, after: str, chunk: int) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
         """Objects in order, asked for when they are needed; None where a folder was looked into by itself."""
         last = after
         try:
-            for page in self._obstore.list(self._store, folder or None, offset=last or None, chunk_size=1000):
+            for page in self._obstore.list(self._store, folder or None, offset=last or None, chunk_size=chunk):
                 for entry in page:
                     last = entry["path"]
                     yield last, entry
@@ -179,7 +181,7 @@ class Bucket:
             if entry is not None and path > last:
                 yield path, entry
             elif entry is None and past(path) > last:
-                yield from self._entries(path[:-1], last)
+                yield from self._entries(path[:-1], last, chunk)
                 yield past(path), None
 
     def _look_into(self, folder: str) -> tuple[list[Mapping[str, Any]], list[str]]:
