@@ -216,9 +216,12 @@ def test_probe_tells_the_skew_of_the_stores_clock() -> None:
     hour_ago = time.time() - 3600
     facts = probe(open_store("memory://"), wall_clock=lambda: hour_ago)
     assert facts.clock_skew_s == pytest.approx(3600, abs=1800), "memory keeps the time of this machine"
-    timeless = Liar(
-        list=lambda store, *place, **options: [Listed(*entry[:3]) for entry in store.list(*place, **options)]
-    )
+
+    def timeless_page(store: Store, *place: Any, **options: Any) -> Page:
+        page = store.page(*place, **options)
+        return Page([Listed(*entry[:3]) for entry in page.entries], page.rest)
+
+    timeless = Liar(page=timeless_page)
     assert probe(timeless).clock_skew_s is None
 
 
@@ -252,8 +255,15 @@ LIARS: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
     "no range": ({"get_range": lambda store, path, start, length: store.get(path, limit=99)}, "than those asked for"),
     "no size": ({"size": lambda store, path: 0}, "another size than that of the object"),
     "no limit": ({"get": lambda store, path, limit: store.get(path, limit=99)}, "gave more bytes than the limit"),
-    "stale list": ({"list": lambda store, prefix, after="": []}, "lacks an object that was just written"),
-    "no start": ({"list": lambda store, prefix, after="": store.list(prefix)}, "ignored where to start"),
+    "stale list": ({"page": lambda store, prefix, after="": Page([])}, "lacks an object that was just written"),
+    "no start": (
+        {"page": lambda store, prefix, after="", limit=9: store.page(prefix, limit=limit)},
+        "ignored where to start",
+    ),
+    "no pages": (
+        {"page": lambda store, prefix, after="", limit=9: store.page(prefix, after=after)},
+        "gave more than was asked for",
+    ),
     "keeps": ({"delete": lambda store, path: None}, "gave an object that was just deleted"),
 }
 

@@ -313,14 +313,22 @@ def _probe_rest(store: Store, once: str, often: str, timed: _Timed, wall_clock: 
         pass
     else:
         _expect(False, f"get {often}", "gave more bytes than the limit")
-    folder = often.rpartition("/")[0]
-    listed = {entry.path: entry for entry in timed("list", lambda: store.list(folder))}
+    modified = _probe_list(store, once, often, timed)
+    return None if modified is None else modified - (before + after) / 2
+
+
+def _probe_list(store: Store, once: str, often: str, timed: _Timed) -> float | None:
+    """List both objects; returns when the second was written."""
+    # From just before these two on: whatever else somebody has put there is none of ours.
+    folder, start = once.rpartition("/")[0], once.removesuffix("create")
+    listed = {entry.path: entry for entry in timed("list", lambda: store.page(folder, after=start)).entries}
     sizes = [listed[path].size if path in listed else None for path in (once, often)]
     _expect(sizes == [5, 10], f"list {folder}", "lacks an object that was just written, or has its size wrong")
-    later = [entry.path for entry in store.list(folder, after=once)]
+    first = store.page(folder, after=start, limit=1)
+    _expect([entry.path for entry in first.entries] == [once], f"list {folder}", "gave more than was asked for")
+    later = [entry.path for entry in store.page(folder, after=first.rest).entries]
     _expect(often in later and once not in later, f"list {folder}", "ignored where to start")
-    modified = listed[often].modified_s
-    return None if modified is None else modified - (before + after) / 2
+    return listed[often].modified_s
 
 
 def _expect_gone(store: Store, path: str) -> None:
