@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
@@ -47,8 +47,8 @@ class AccessLog:
 
 
 @contextmanager
-def in_front_of(server_url: str) -> Iterator[AccessLog]:
-    """Forward everything to a server."""
+def in_front_of(server_url: str, headers_to: Callable[[dict[str, str]], dict[str, str]] = dict) -> Iterator[AccessLog]:
+    """Forward everything to a server; ``headers_to`` makes of a request's headers those that the server is sent."""
     upstream = urlsplit(server_url).netloc
     log = AccessLog()
 
@@ -60,7 +60,7 @@ def in_front_of(server_url: str) -> Iterator[AccessLog]:
             connection = http.client.HTTPConnection(upstream, timeout=60)
             try:
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
-                connection.request(self.command, self.path, body=body, headers=headers)
+                connection.request(self.command, self.path, body=body, headers=headers_to(headers))
                 answer = connection.getresponse()
                 content = answer.read()
             finally:

@@ -52,8 +52,8 @@ def hang_up(handler: BaseHTTPRequestHandler) -> None:
 
 
 @contextmanager
-def serving(answer: Answer, stall_s: float = 60.0, **options: str) -> Iterator[Store]:
-    """A store on such a server, with keys that the caller may look for."""
+def answering(answer: Answer) -> Iterator[str]:
+    """Address of such a server."""
 
     class Handler(BaseHTTPRequestHandler):
         def __getattr__(self, name: str) -> Callable[[], None]:
@@ -68,11 +68,18 @@ def serving(answer: Answer, stall_s: float = 60.0, **options: str) -> Iterator[S
     server.handle_error = lambda request, client_address: None  # the client may hang up
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    keys = {"access_key_id": "AKIDPLANTED", "secret_access_key": "SECRETPLANTED", "token": "TOKENPLANTED"}
-    settings = {"endpoint": f"http://127.0.0.1:{server.server_port}", "region": "us-east-1", "allow_http": "true"}
     try:
-        yield open_store("s3://bucket/run", stall_s=stall_s, options={**settings, **keys, **options})
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def serving(answer: Answer, stall_s: float = 60.0, **options: str) -> Iterator[Store]:
+    """A store on such a server, with keys that the caller may look for."""
+    keys = {"access_key_id": "AKIDPLANTED", "secret_access_key": "SECRETPLANTED", "token": "TOKENPLANTED"}
+    with answering(answer) as url:
+        settings = {"endpoint": url, "region": "us-east-1", "allow_http": "true"}
+        yield open_store("s3://bucket/run", stall_s=stall_s, options={**settings, **keys, **options})

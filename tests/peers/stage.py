@@ -15,7 +15,7 @@ from sparseloco.peers.identity import Identity
 from sparseloco.peers.leases import Lease
 from sparseloco.peers.manifest import Entry, History, LeftOut, Manifest, seal
 from sparseloco.peers.run_file import Amendment
-from sparseloco.peers.store import Listed, Store, open_store
+from sparseloco.peers.store import PAGE, Listed, Page, Store, open_store
 from sparseloco.types import Envelope, Key, Payload
 from tests.peers.runs import OWNER, identity, make_run
 
@@ -55,7 +55,13 @@ class Dated:
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         if prefix in self.fails:
             raise self.fails[prefix]
-        found = self.store.list(prefix, after=after)
+        return self._dated(self.store.list(prefix, after=after))
+
+    def page(self, prefix: str, *, after: str = "", limit: int = PAGE) -> Page:
+        found = self.store.page(prefix, after=after, limit=limit)
+        return Page(self._dated(found.entries), found.rest)
+
+    def _dated(self, found: list[Listed]) -> list[Listed]:
         return [entry._replace(modified_s=self.times[entry.path]) for entry in found]
 
 

@@ -7,7 +7,7 @@ import torch
 
 import sparseloco
 from sparseloco.errors import AlreadyExists, ConfigError, NotFound, QuorumError, Unavailable
-from sparseloco.peers.store import Store, open_store
+from sparseloco.peers.store import Page, Store, open_store
 from sparseloco.transport import Loopback, Traffic, Transport, advance, settle
 from sparseloco.transport.faults import KINDS, Crash, Event, Fault, FaultyStore, FaultyTransport, Rate, Script
 from sparseloco.types import Key
@@ -103,6 +103,25 @@ def test_a_stale_listing_is_an_old_one() -> None:
     assert store.list("") == []  # 5: before all
     assert [entry.path for entry in store.list("", after="a")] == ["b"]  # 6: as it was at 3
     assert [entry.path for entry in store.list("", after="a")] == ["b"]  # 7: as it is
+
+
+def test_a_stale_page_is_the_same_page_as_it_was() -> None:
+    """Pages of one listing may be of different ages, as with a store that lags behind."""
+    truth = truth_with()
+    store = FaultyStore(truth, Script(at=((5, Fault("stale", 3)), (6, Fault("stale", 3)), (7, Fault("lost")))))
+    for name in ("a", "b"):
+        store.put(name, b"")  # 0, 1
+    first, later = {"limit": 2}, {"limit": 2, "after": "b"}
+    assert [entry.path for entry in store.page("", **first).entries] == ["a", "b"]  # 2
+    truth.delete("a")
+    store.put("c", b"")  # 3
+    assert [entry.path for entry in store.page("", **later).entries] == ["c"]  # 4
+    assert [entry.path for entry in store.page("", **first).entries] == ["a", "b"]  # 5: as it was at 2
+    assert store.page("", **later) == Page([])  # 6: as it was at 3, when nobody had asked
+    with pytest.raises(Unavailable, match=r"^list: the store did not answer"):
+        store.page("")  # 7
+    assert [entry.path for entry in store.page("", **first).entries] == ["b", "c"]  # 8: as it is
+    assert [event.verb for event in store.events] == ["list"] * 3
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from sparseloco.peers import paths
 from sparseloco.peers.journal import Journal
 from sparseloco.peers.manifest import Manifest
-from sparseloco.peers.store import Listed, Store, open_store
+from sparseloco.peers.store import PAGE, Listed, Page, Store, open_store
 from sparseloco.transport.faults import Crash
 from tests import toy
 from tests.driver import ROWS
@@ -57,6 +57,10 @@ class Deadly:
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         self._check()
         return self.store.list(prefix, after=after)
+
+    def page(self, prefix: str, *, after: str = "", limit: int = PAGE) -> Page:
+        self._check()
+        return self.store.page(prefix, after=after, limit=limit)
 
     def delete(self, path: str) -> None:
         self._check()

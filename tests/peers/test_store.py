@@ -20,7 +20,7 @@ from sparseloco.errors import (
     TooLarge,
 )
 from sparseloco.peers import bucket
-from sparseloco.peers.store import Listed, Store, check_path, open_store, probe
+from sparseloco.peers.store import Listed, Page, Store, check_path, open_store, past, probe
 from tests.peers.race import winners
 
 
@@ -125,9 +125,7 @@ def test_a_path_says_what_is_wrong_with_it() -> None:
     )
 
 
-def test_names_that_are_no_paths_are_left_out(
-    moto_url: str, open_moto: Callable[[str], Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_are_no_paths_are_left_out(moto_url: str, open_moto: Callable[[str], Store]) -> None:
     """One hostile peer that writes odd names in its own folder hides nobody else's objects."""
     store = open_moto("s3://bucket/hostile")
     for path in ("r/good/a", "r/bad/fine/b", "r/z/c"):
@@ -141,10 +139,34 @@ def test_names_that_are_no_paths_are_left_out(
     assert [entry.path for entry in store.list("", after="r/good/a")] == ["r/z/c"]
     assert [entry.path for entry in store.list("r/bad/fine")] == ["r/bad/fine/b"]
     assert store.list("r/bad") == []
-    monkeypatch.setattr(bucket, "MAX_FOLDERS", 3)
-    with pytest.raises(TooLarge) as large:
-        store.list("")
-    assert str(large.value) == ("list: has names that are no paths, in too many folders; list a folder further down")
+    assert paged(store, "r", limit=1) == listed, "page by page as well"
+
+
+def paged(store: Store, prefix: str, *, limit: int, after: str = "") -> list[str]:
+    """All paths, by pages; how many pages there are is bounded by what lies there."""
+    found: list[str] = []
+    for _ in range(100):
+        page = store.page(prefix, after=after, limit=limit)
+        found += [entry.path for entry in page.entries]
+        if not page.rest:
+            return found
+        assert page.rest > after, "pages go on"
+        after = page.rest
+    raise AssertionError(f"no end after {after}")
+
+
+def test_pages_are_the_listing_in_parts(store: Store) -> None:
+    for path in ("p/1/z", "p/1/y/x", "p/10", "p/1-a", "p/9", "pq", "z"):
+        store.put(path, path.encode())
+    for limit in (1, 2, 3, 4, 1000):
+        assert paged(store, "", limit=limit) == [entry.path for entry in store.list("")]
+        assert paged(store, "p", limit=limit, after="p/1-a") == ["p/1/y/x", "p/1/z", "p/10", "p/9"]
+    first = store.page("p", limit=2)
+    assert [entry[:2] for entry in first.entries] == [entry[:2] for entry in store.list("p")[: len(first.entries)]]
+    assert store.page("p", after=past("p/1")).entries == store.list("p", after="p/1/z")
+    assert store.page("nothing") == Page([])
+    with pytest.raises(ConfigError, match="limit=0: must be at least 1; leave it out for 1000"):
+        store.page("p", limit=0)
 
 
 def test_a_listing_of_more_than_one_page(open_moto: Callable[[str], Store]) -> None:
@@ -194,9 +216,12 @@ def test_probe_tells_the_skew_of_the_stores_clock() -> None:
     hour_ago = time.time() - 3600
     facts = probe(open_store("memory://"), wall_clock=lambda: hour_ago)
     assert facts.clock_skew_s == pytest.approx(3600, abs=1800), "memory keeps the time of this machine"
-    timeless = Liar(
-        list=lambda store, *place, **options: [Listed(*entry[:3]) for entry in store.list(*place, **options)]
-    )
+
+    def timeless_page(store: Store, *place: Any, **options: Any) -> Page:
+        page = store.page(*place, **options)
+        return Page([Listed(*entry[:3]) for entry in page.entries], page.rest)
+
+    timeless = Liar(page=timeless_page)
     assert probe(timeless).clock_skew_s is None
 
 
@@ -230,8 +255,15 @@ LIARS: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
     "no range": ({"get_range": lambda store, path, start, length: store.get(path, limit=99)}, "than those asked for"),
     "no size": ({"size": lambda store, path: 0}, "another size than that of the object"),
     "no limit": ({"get": lambda store, path, limit: store.get(path, limit=99)}, "gave more bytes than the limit"),
-    "stale list": ({"list": lambda store, prefix, after="": []}, "lacks an object that was just written"),
-    "no start": ({"list": lambda store, prefix, after="": store.list(prefix)}, "ignored where to start"),
+    "stale list": ({"page": lambda store, prefix, after="": Page([])}, "lacks an object that was just written"),
+    "no start": (
+        {"page": lambda store, prefix, after="", limit=9: store.page(prefix, limit=limit)},
+        "ignored where to start",
+    ),
+    "no pages": (
+        {"page": lambda store, prefix, after="", limit=9: store.page(prefix, after=after)},
+        "gave more than was asked for",
+    ),
     "keeps": ({"delete": lambda store, path: None}, "gave an object that was just deleted"),
 }
 

@@ -33,12 +33,13 @@ class Guarded:
 
     def __getattr__(self, name: str) -> Any:
         def call(path: str, *args: Any, **kwargs: Any) -> Any:
-            refused = name in self.denied
+            verb = "list" if name == "page" else name
+            refused = verb in self.denied
             if name in ("create", "put", "delete"):
                 refused = refused or not path.startswith(self.writes)
             if refused:
                 raise Denied(
-                    f"{name} {path}: the store refused it (403 AccessDenied); check credentials and permissions"
+                    f"{verb} {path}: the store refused it (403 AccessDenied); check credentials and permissions"
                 )
             return getattr(self.store, name)(path, *args, **kwargs)
 

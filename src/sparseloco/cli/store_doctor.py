@@ -67,7 +67,7 @@ def examine_store(
     peer = Identity.load(key).peer_id if key is not None else None
     folder = f"peers/{peer}" if peer else "probe"
     asked = _Asked()
-    permissions = {"list": asked.try_to(lambda: store.list("peers"))}
+    permissions = {"list": asked.try_to(lambda: store.page("peers"))}
     permissions["get"], run = _get_run(store, asked)
     facts: Facts | None = None
     if asked.reached:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sparseloco import rejoin
 from sparseloco.errors import CheckpointError, NotFound, WireError
 from sparseloco.lane import StateDict
-from sparseloco.peers import paths
+from sparseloco.peers import pages, paths
 from sparseloco.peers.manifest import Manifest
 from sparseloco.peers.store import Store
 from sparseloco.peers.tensors import pack, sha256_of, unpack
 from sparseloco.replica import Replica
 from sparseloco.types import Key
 
-_FOLDER = "anchors"
+_FOLDER = "anchors/"
+MAX_ANCHORS = 4096
+"""Objects in the folder of a round that are looked at: one for each fragment, and some that nobody vouches for."""
+MAX_ROUNDS = 1024
+"""Rounds whose anchors are looked at where more are claimed."""
 _KEPT = 2
 _MOST_TIMES_ANCHOR = 4
 """Outer and compressor state take at most three times the anchor: two moments and a little."""
@@ -79,14 +84,39 @@ def is_whole(store: Store, path: str, size: int, sha256: str) -> bool:
 
 
 def listed(store: Store) -> list[paths.Anchor]:
-    """All anchors, the newest round first; names that nobody of ours makes are left out."""
+    """Anchors, the newest round first; names that nobody of ours makes are left out.
+
+    Every member may write here. If somebody floods the folder, only the newest rounds that are closed are given.
+    """
     found: list[paths.Anchor] = []
-    for entry in store.list(_FOLDER):
+    for entry in pages.listed(store, _FOLDER, share=MAX_ANCHORS, known=_newest_rounds(store)):
         with contextlib.suppress(WireError):
             place = paths.parse(entry.path)
             if isinstance(place, paths.Anchor):
                 found.append(place)
+    if len({place.round for place in found}) > MAX_ROUNDS:
+        newest = {int(name) for name in _newest_rounds(store)}
+        found = [place for place in found if place.round in newest]
     return sorted(found, key=lambda place: -place.round)
+
+
+def _newest_rounds(store: Store) -> Iterator[str]:
+    """Folders of the newest rounds; since manifests stay, the last one is found by halving."""
+    low, high = -1, 1
+    while high < paths.MAX_ROUND and _is_closed(store, high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _is_closed(store, middle) else (low, middle)
+    yield from (f"{number:08}" for number in range(max(low - MAX_ROUNDS, -1) + 1, low + 1))
+
+
+def _is_closed(store: Store, number: int) -> bool:
+    try:
+        store.size(str(paths.Manifest(number, 0, 0)))
+    except NotFound:
+        return False
+    return True
 
 
 def read(store: Store, replica: Replica, manifest: Manifest) -> StateDict:
@@ -163,14 +193,11 @@ class Retention:
         """
         first = self.oldest_kept(fragment)
         for number in range(self._next.get(fragment, 0), first):
-            for path in self._own(number, fragment):
-                self.store.delete(path)
+            folder = f"{paths.round_prefix(number, fragment)}{self.peer}"
+            for entry in self.store.page(folder).entries:  # only oneself writes there, and not very much
+                self.store.delete(entry.path)
             self._next[fragment] = number + 1
         written = self._written.get(fragment, [])
         for number, path in [entry for entry in written if entry[0] < first]:
             self.store.delete(path)
             written.remove((number, path))
-
-    def _own(self, number: int, fragment: int) -> list[str]:
-        folder = f"{paths.round_prefix(number, fragment)}{self.peer}"
-        return [entry.path for entry in self.store.list(folder)]

@@ -26,7 +26,8 @@ from sparseloco.errors import (
     Unavailable,
     check_choice,
 )
-from sparseloco.peers.store import Listed, check_path, check_prefix
+from sparseloco.peers import folder as folders
+from sparseloco.peers.store import PAGE, Listed, Page, check_path, check_prefix, past
 
 UPLOAD_PART_BYTES = 5 << 20
 """Size of a part of an upload, the least that S3 takes. What is longer is sent in parts."""
@@ -43,8 +44,11 @@ UPLOAD_BACKOFF_S = 0.25
 MAX_LISTED = 100_000
 """Objects in one listing. A hostile peer may write any number of them."""
 
-MAX_FOLDERS = 10_000
-"""Folders that are listed one by one where some name is no path."""
+MAX_LEVELS = 4
+"""A folder so many below the store is left out if a name in it is no path: nothing of a run lies in folders of it."""
+
+_ODD_FOLDER = 100
+"""Objects that a page has less for each folder that had to be looked into by itself."""
 
 _CHUNK_BYTES = 1 << 20
 _ENVIRONMENT = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
@@ -53,8 +57,8 @@ _CLIENT_TEXTS = ("proxy_url", "proxy_excludes")
 
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>|\(code: ([A-Za-z]{1,64})\)")
-_OS_DENIED = "kind: PermissionDenied"
-_OS_ERROR = re.compile(r"\(os error (\d{1,4})\)")
+_OS_DENIED = re.compile(r"kind: PermissionDenied|^\[Errno 13\]")
+_OS_ERROR = re.compile(r"(?:\(os error |^\[Errno )(\d{1,4})[)\]]")
 _BUSY = {408, 425, 429}
 # A request for many objects is answered 200, with a code for each object that it failed for.
 _BUSY_CODES = {"ConditionalRequestConflict", "InternalError", "OperationAborted", "ServiceUnavailable", "SlowDown"}
@@ -69,13 +73,15 @@ class Bucket:
         store: What obstore made. It must not retry by itself.
         uploads: The same place for long objects, which are sent in parts, each tried again by itself; None where a
             long object is written like a short one.
+        folder: The same place as a directory of this machine, which is listed by its names; None for all others.
     """
 
-    def __init__(self, store: Any, *, uploads: Any = None) -> None:
+    def __init__(self, store: Any, *, uploads: Any = None, folder: Path | None = None) -> None:
         self._obstore = _load("obstore")
         self._errors = _load("obstore.exceptions")
         self._store = store
         self._uploads = uploads
+        self._folder = folder
 
     def create(self, path: str, data: bytes) -> None:
         """Conditional put, in one request whatever the size."""
@@ -114,10 +120,23 @@ class Bucket:
         return int(self._call("size", path, lambda: self._obstore.head(self._store, path)["size"]))
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
+        """One request for 1000 objects, until all are there."""
+        found = self.page(prefix, after=after, limit=MAX_LISTED + 1)
+        if found.rest:
+            raise TooLarge(
+                f"{_named('list', check_prefix(prefix))}: more than {MAX_LISTED} objects; list a folder further down, "
+                "or start later"
+            )
+        return found.entries
+
+    def page(self, prefix: str, *, after: str = "", limit: int = PAGE) -> Page:
         """One request for 1000 objects. Where a name is no path at all, folder by folder, without that folder."""
         folder = check_prefix(prefix)
-        found = self._call("list", folder, lambda: self._list(folder, after))
-        return sorted((entry for entry in found if entry.path > after), key=lambda entry: entry.path)
+        if limit < 1:
+            raise ConfigError(f"limit={limit!r}: must be at least 1; leave it out for {PAGE}")
+        if (root := self._folder) is not None:
+            return self._call("list", folder, lambda: folders.page(root, folder, after, limit))
+        return self._call("list", folder, lambda: self._page(folder, after, limit))
 
     def delete(self, path: str) -> None:
         """One request."""
@@ -127,28 +146,50 @@ class Bucket:
         except NotFound:
             return
 
-    def _list(self, folder: str, after: str) -> list[Listed]:
+    def _page(self, folder: str, after: str, limit: int) -> Page:
         found: list[Listed] = []
-        todo = [folder]
-        for _ in range(MAX_FOLDERS):
-            if not todo:
-                return found
-            here = todo.pop() or None
-            try:
-                pages = self._obstore.list(self._store, here, offset=after or None, chunk_size=1000)
-                found += _collect((entry for page in pages for entry in page), folder, len(found))
-            except self._errors.InvalidPathError:
-                objects, folders = self._look_into(here)
-                found += _collect(iter(objects), folder, len(found))
-                todo += folders
-        raise TooLarge(
-            f"{_named('list', folder)}: has names that are no paths, in too many folders; list a folder further down"
-        )
+        looked, last = 0, ""
+        for path, entry in self._entries(folder, after, min(limit, PAGE)):
+            if path <= last:
+                raise StoreError(
+                    f"{_named('list', folder)}: the store lists out of order; use one that sorts by name, as S3 does"
+                )
+            last = path
+            if path <= after:
+                continue  # some stores ignore where to start
+            looked += _ODD_FOLDER if entry is None else 1
+            if entry is not None and _is_path(path):
+                time = entry["last_modified"].timestamp()
+                found.append(Listed(path, entry["size"], entry["e_tag"] or "", time))
+            if looked >= limit:
+                return Page(found, last)
+        return Page(found)
 
-    def _look_into(self, folder: str | None) -> tuple[list[Mapping[str, Any]], list[str]]:
-        """Objects and folders directly in a folder; nothing of one that holds a name which is no path."""
+    def _entries(self, folder: str, after: str, chunk: int) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+        """Objects in order, asked for when they are needed; None where a folder was looked into by itself."""
+        last = after
         try:
-            level = self._obstore.list_with_delimiter(self._store, folder)
+            for page in self._obstore.list(self._store, folder or None, offset=last or None, chunk_size=chunk):
+                for entry in page:
+                    last = entry["path"]
+                    yield last, entry
+            return
+        except self._errors.InvalidPathError:
+            objects, folders = self._look_into(folder)
+        level = [(entry["path"], entry) for entry in objects] + [(f"{name}/", None) for name in folders]
+        for path, entry in sorted(level, key=lambda one: one[0]):
+            if entry is not None and path > last:
+                yield path, entry
+            elif entry is None and past(path) > last:
+                yield from self._entries(path[:-1], last, chunk)
+                yield past(path), None
+
+    def _look_into(self, folder: str) -> tuple[list[Mapping[str, Any]], list[str]]:
+        """Objects and folders directly in a folder; nothing of one that holds a name which is no path."""
+        if folder.count("/") >= MAX_LEVELS - 1:
+            return [], []
+        try:
+            level = self._obstore.list_with_delimiter(self._store, folder or None)
         except self._errors.InvalidPathError:
             return [], []
         return level["objects"], level["common_prefixes"]
@@ -177,19 +218,12 @@ def _read(chunks: Iterator[bytes], size: int, path: str) -> bytes:
     return b"".join(read)
 
 
-def _collect(entries: Iterator[Mapping[str, Any]], folder: str, num_before: int) -> list[Listed]:
-    found: list[Listed] = []
-    for entry in entries:
-        try:
-            check_path(entry["path"])
-        except ConfigError:
-            continue
-        found.append(Listed(entry["path"], entry["size"], entry["e_tag"] or "", entry["last_modified"].timestamp()))
-        if num_before + len(found) > MAX_LISTED:
-            raise TooLarge(
-                f"{_named('list', folder)}: more than {MAX_LISTED} objects; list a folder further down, or start later"
-            )
-    return found
+def _is_path(path: str) -> bool:
+    try:
+        check_path(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def _named(verb: str, path: str) -> str:
@@ -215,7 +249,7 @@ def _failure(verb: str, path: str, name: str, text: str) -> StoreError:
     if status == 404 or name == "FileNotFoundError":
         what = "bucket" if code == "NoSuchBucket" else "object"
         return NotFound(f"{request}: there is no such {what}; check the path and the store's URL")
-    if status in (401, 403) or code == "AccessDenied" or _OS_DENIED in text:
+    if status in (401, 403) or code == "AccessDenied" or _OS_DENIED.search(text):
         return Denied(f"{request}: the store refused it ({answer}); check credentials and permissions")
     if "BadScheme" in text:
         return Denied(f"{request}: the endpoint has no TLS; use https, or set AWS_ALLOW_HTTP=true")
@@ -256,7 +290,7 @@ def _directory(path: str) -> Bucket:
     try:
         folder = Path(path).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        return Bucket(stores.LocalStore(folder))
+        return Bucket(stores.LocalStore(folder), folder=folder)
     except OSError as error:
         raise ConfigError(f"url={path!r}: must be a directory, or one that can be made ({error.strerror})") from None
 

@@ -89,8 +89,8 @@ class Driver:
     def _request(self, operation: op.Operation) -> op.Outcome:
         match operation:
             case op.List():
-                found = self.store.list(operation.prefix, after=operation.after)
-                return op.Listing(tuple((entry.path, entry.size) for entry in found))
+                page = self.store.page(operation.prefix, after=operation.after)
+                return op.Listing(tuple((entry.path, entry.size) for entry in page.entries), page.rest)
             case op.Get():
                 # All peers must come to one verdict on what lies there, so damage on the way must not enter it.
                 return op.Found(get_steady(self.store, operation.path, is_signed, limit=operation.limit))

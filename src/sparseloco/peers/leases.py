@@ -16,6 +16,7 @@ from sparseloco.peers import canonical, paths
 from sparseloco.peers.canonical import Hex16, Hex32, Hex64, Hex128
 from sparseloco.peers.identity import Domain, Identity, peer_id_of, verify
 from sparseloco.peers.membership import Leases, Sighting
+from sparseloco.peers.pages import listed
 from sparseloco.peers.store import Store
 
 LEASE_LIMIT = 1024
@@ -23,7 +24,11 @@ MAX_LOSS = 1e6
 """Largest size of a loss that is told or believed: what is not below it is no figure of a training."""
 _NO_SIGNATURE = "0" * 128
 _BEATS_PER_LEASE = 4
-_FOLDER = "peers"
+_FOLDER = "peers/"
+PER_ID = 8
+"""Objects in the folder of a peer that are looked at: a lease and a key, and what else there may be some day."""
+MAX_NEW = 256
+"""Leases of peers not known yet that one look reads, however many ids somebody makes."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +125,7 @@ class Heart:
         self._leases, self._beat, self._clock = leases, beat, clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._counter = 0
+        self._counter = self._looks = 0
         self._etags: dict[str, tuple[str, Sighting]] = {}
         self._thread = threading.Thread(target=self._run_on, name="sparseloco-lease", daemon=True)
 
@@ -165,19 +170,32 @@ class Heart:
         self._store.put(str(paths.Lease(self._me.peer_id)), canonical.encode(lease.signed(self._me)))
 
     def look(self) -> None:
-        """Read the leases that changed.
+        """Read the leases that changed; of peers that are new, some at a time.
 
         Raises:
             StoreError: if the store cannot be listed.
         """
-        seen: list[Sighting] = []
-        for entry in self._store.list(_FOLDER):
-            with contextlib.suppress(WireError, StoreError):
+        known = set(self.last_seen())
+        found: dict[str, tuple[paths.Lease, str]] = {}
+        for entry in listed(self._store, _FOLDER, share=PER_ID, known=known):
+            with contextlib.suppress(WireError):
                 place = paths.parse(entry.path)
                 if isinstance(place, paths.Lease) and place.peer != self._me.peer_id:
-                    seen.append(self._sighting(place, entry.etag))
+                    found[place.peer] = place, entry.etag
+        fresh: dict[str, tuple[str, Sighting]] = {}
+        for peer in [*sorted(found.keys() & known), *self._some(sorted(found.keys() - known))]:
+            with contextlib.suppress(WireError, StoreError):
+                place, etag = found[peer]
+                fresh[peer] = etag, self._sighting(place, etag)
+        self._etags = fresh
         with self._lock:
-            self._leases.saw(seen, self._clock())
+            self._leases.saw([sighting for _, sighting in fresh.values()], self._clock())
+
+    def _some(self, new: list[str]) -> list[str]:
+        """Of many ids that are new, other ones at every look, so that a flood of them delays none for ever."""
+        self._looks += 1
+        start = self._looks * MAX_NEW % max(1, len(new))
+        return [*new[start:], *new[:start]][:MAX_NEW]
 
     def stop(self) -> None:
         """End the thread; the lease runs out, or is released by :meth:`put`."""
@@ -190,9 +208,7 @@ class Heart:
         if known is not None and etag and known[0] == etag:
             return known[1]
         lease = read_lease(self._store.get(str(place), limit=LEASE_LIMIT), self._run, place.peer)
-        sighting = Sighting(place.peer, f"{lease.session}{lease.counter}", lease.left)
-        self._etags[place.peer] = (etag, sighting)
-        return sighting
+        return Sighting(place.peer, f"{lease.session}{lease.counter}", lease.left)
 
     def _run_on(self) -> None:
         while not self._stop.wait(self._leases.lease_s / _BEATS_PER_LEASE):

@@ -178,7 +178,7 @@ class Viewer:
             ),
             left_out=tuple((one.peer, printable(one.reason)) for one in manifest.left_out),
             listed_bytes=sum(one.size for one in manifest.entries),
-            stored_bytes=None if there is None else sum(entry.size for _, entry in there),
+            stored_bytes=look.objects.bytes_in(*key),
             took_s=took_s,
             skipped=tuple(map(printable, link.skipped)),
         )
@@ -204,7 +204,7 @@ class Viewer:
             ),
             missing=tuple(self._missing(look, frames, policy)) if frames else (),
             listed_bytes=sum(entry.size for _, entry in ordered),
-            stored_bytes=None if there is None else sum(entry.size for _, entry in there),
+            stored_bytes=look.objects.bytes_in(chain.closed, chain.fragment),
             took_s=look.age(min(times)) if times else None,
             skipped=skipped,
         )

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 
 from sparseloco.errors import StoreError, TooLarge, WireError
 from sparseloco.peers import paths
+from sparseloco.peers.anchors import MAX_ANCHORS
 from sparseloco.peers.chains import strict_reader
+from sparseloco.peers.leases import PER_ID
+from sparseloco.peers.listing import PER_PEER
+from sparseloco.peers.pages import Walk, listed, read
 from sparseloco.peers.store import Listed, Store
 
 _AHEAD, _AHEAD_BLIND = 64, 8
-_FOLDERS = ("amend", "anchors", "peers")
+_FOLDERS = {"amend/": 1, "anchors/": MAX_ANCHORS, "peers/": PER_ID}
+"""With how many objects of each of their folders are looked at."""
 Place = tuple[paths.RunPath, Listed]
 
 
@@ -26,6 +31,7 @@ class Objects:
         rounds: By round and fragment.
         anchors: All anchors.
         leases: All leases.
+        whole: Rounds that were listed one by one, and all of them.
         foreign: Names that no peer of ours makes: how many, how many bytes, and the first.
     """
 
@@ -34,6 +40,7 @@ class Objects:
     rounds: dict[tuple[int, int], list[Place]] = field(default_factory=dict[tuple[int, int], list[Place]])
     anchors: list[tuple[paths.Anchor, Listed]] = field(default_factory=list[tuple[paths.Anchor, Listed]])
     leases: list[tuple[paths.Lease, Listed]] = field(default_factory=list[tuple[paths.Lease, Listed]])
+    whole: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     foreign: tuple[int, int, str] = (0, 0, "")
 
     def add(self, entry: Listed) -> None:
@@ -59,16 +66,26 @@ class Objects:
         """Objects of a round; None if they cannot be listed."""
         key = (round, fragment)
         if not self.complete and key not in self.rounds:
+            walk = Walk(paths.round_prefix(round, fragment), PER_PEER)
             try:
-                for entry in store.list(paths.round_prefix(round, fragment)):
+                for entry in read(store, walk):
                     self.add(entry)
             except StoreError:
+                self.rounds.pop(key, None)
                 return None
+            if walk.whole:
+                self.whole.add(key)
         return self.rounds.get(key, [])
+
+    def bytes_in(self, round: int, fragment: int) -> int | None:
+        """Of all objects in a round that was looked into; None if not all are known."""
+        key = (round, fragment)
+        known = self.complete or key in self.whole
+        return sum(entry.size for _, entry in self.rounds.get(key, ())) if known else None
 
 
 def list_objects(store: Store) -> Objects:
-    """List the whole store, or, if it holds too much for that, everything but the rounds.
+    """List the whole store, or, if it holds too much for that, everything but the rounds, and of that a share.
 
     Raises:
         StoreError: if the store does not answer.
@@ -80,12 +97,8 @@ def list_objects(store: Store) -> Objects:
         return found
     except TooLarge:
         found = Objects(complete=False)
-    for folder in _FOLDERS:
-        try:
-            entries = store.list(folder)
-        except TooLarge:
-            continue  # somebody floods that folder; what else there is can still be seen
-        for entry in entries:
+    for folder, share in _FOLDERS.items():
+        for entry in listed(store, folder, share=share):
             found.add(entry)
     return found
 

@@ -22,7 +22,7 @@ class DriftError(DivergenceError):
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """List objects below a folder whose path is greater than ``after``. Outcomes: ``Listing``, ``Unavailable``."""
+    """A page of objects below a folder, with paths greater than ``after``. Outcomes: ``Listing``, ``Unavailable``."""
 
     prefix: str
     after: str = ""
@@ -166,10 +166,10 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Paths and sizes in the order of the paths; ``more``: there are further ones after the last."""
+    """Paths and sizes in the order of the paths; ``rest``: after which path there may be more, empty for none."""
 
     items: tuple[tuple[str, int], ...]
-    more: bool = False
+    rest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from sparseloco.errors import AlreadyExists, ConfigError, NotFound, StoreError, TooLarge, Unavailable, check_whole
-from sparseloco.peers.store import Listed, Store
+from sparseloco.peers.store import PAGE, Listed, Page, Store
 
 _T = TypeVar("_T")
 
@@ -201,6 +201,10 @@ class Patient:
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         """As the store does it."""
         return self._try("list", prefix, lambda: self.store.list(prefix, after=after))
+
+    def page(self, prefix: str, *, after: str = "", limit: int = PAGE) -> Page:
+        """As the store does it."""
+        return self._try("list", prefix, lambda: self.store.page(prefix, after=after, limit=limit))
 
     def delete(self, path: str) -> None:
         """As the store does it."""

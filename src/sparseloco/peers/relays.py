@@ -63,8 +63,12 @@ class Fetching:
 
     def serve(self) -> Steps[None]:
         """Put frames again that others want and this peer holds; to be called for the last rounds now and then."""
-        there = yield from list_round(self.manifest.round, self.manifest.fragment)
-        yield from self._serve(there or [])
+        yield from self._serve((yield from self._look()))
+
+    def _look(self) -> Steps[list[Seen]]:
+        """What lies in the round, those in any case who posted in it and so may hold its frames."""
+        peers = [entry.peer for entry in self.manifest.entries]
+        return (yield from list_round(self.manifest.round, self.manifest.fragment, peers)) or []
 
     def _ask(self) -> Steps[None]:
         for entry in self.missing():
@@ -72,7 +76,7 @@ class Fetching:
                 outcome = yield Put(str(self._want(entry.hash)), b"")
                 if isinstance(outcome, Done):
                     self.wanted.add(entry.hash)
-        there = (yield from list_round(self.manifest.round, self.manifest.fragment)) or []
+        there = yield from self._look()
         sizes = {entry.hash: entry.size for entry in self.missing()}
         relays = [
             Object(str(named), size, named.hash)

@@ -220,7 +220,8 @@ class Round:
     def look(self) -> Steps[None]:
         """Take note of new frames, and check each before it can be listed."""
         policy, live = self.history.policy, set(self.live())
-        for named, size in (yield from list_round(self.history.round, self.history.fragment)) or ():
+        known = [self.me.peer_id, *sorted(filter(policy.admits, live))[: STRANGERS * policy.max_peers]]
+        for named, size in (yield from list_round(self.history.round, self.history.fragment, known)) or ():
             if not isinstance(named, paths.Frame) or not policy.admits(named.peer):
                 continue
             if named.peer in live or len(self.seen.frames) < STRANGERS * policy.max_peers:

@@ -18,6 +18,9 @@ from sparseloco.errors import AlreadyExists, ConfigError, NotFound, StoreError, 
 MAX_PATH_BYTES = 900
 """Longest path. S3 allows 1024 bytes with the prefix of the run."""
 
+PAGE = 1000
+"""Objects in a page of a listing: what S3 and its like give in one answer."""
+
 _MOST_READS = 4
 _T = TypeVar("_T")
 _SEGMENT = re.compile(r"(?!\.+$)[A-Za-z0-9._=@+-]+")
@@ -34,6 +37,13 @@ class Listed(NamedTuple):
     size: int
     etag: str
     modified_s: float | None = None
+
+
+class Page(NamedTuple):
+    """A part of a listing. ``rest`` is where the next one starts, to be given as ``after``; empty at the end."""
+
+    entries: list[Listed]
+    rest: str = ""
 
 
 class Store(Protocol):
@@ -80,7 +90,18 @@ class Store(Protocol):
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         """Objects in the folder ``prefix`` and below ("" for all), sorted by path; only paths greater than ``after``.
 
-        Names that :func:`check_path` refuses are left out: peers write such names only to do harm.
+        For folders in which nobody writes very much. Names that :func:`check_path` refuses are left out: peers write
+        such names only to do harm.
+
+        Raises:
+            TooLarge: if there are very many. :mod:`sparseloco.peers.pages` reads folders that others may fill.
+        """
+        ...
+
+    def page(self, prefix: str, *, after: str = "", limit: int = PAGE) -> Page:
+        """The beginning of :meth:`list`: what ``limit`` names give, those that are left out counted too.
+
+        It costs as much as it looks at, however much there is.
         """
         ...
 
@@ -121,6 +142,16 @@ def check_prefix(prefix: str) -> str:
         ConfigError: as :func:`check_path`.
     """
     return check_path(prefix.removesuffix("/"), "list") if prefix else ""
+
+
+def past(folder: str) -> str:
+    """A path behind all that a folder can hold: with it as ``after``, a listing leaves the rest of that folder out.
+
+    Example:
+        >>> "a/b/c" < past("a/b") < "a/b0"
+        True
+    """
+    return f"{folder.removesuffix('/')}/".ljust(MAX_PATH_BYTES, "z")
 
 
 def open_store(url: str, *, stall_s: float = 120.0, options: Mapping[str, str] | None = None) -> Store:
@@ -288,14 +319,22 @@ def _probe_rest(store: Store, once: str, often: str, timed: _Timed, wall_clock: 
         pass
     else:
         _expect(False, f"get {often}", "gave more bytes than the limit")
-    folder = often.rpartition("/")[0]
-    listed = {entry.path: entry for entry in timed("list", lambda: store.list(folder))}
+    modified = _probe_list(store, once, often, timed)
+    return None if modified is None else modified - (before + after) / 2
+
+
+def _probe_list(store: Store, once: str, often: str, timed: _Timed) -> float | None:
+    """List both objects; returns when the second was written."""
+    # From just before these two on: whatever else somebody has put there is none of ours.
+    folder, start = once.rpartition("/")[0], once.removesuffix("create")
+    listed = {entry.path: entry for entry in timed("list", lambda: store.page(folder, after=start)).entries}
     sizes = [listed[path].size if path in listed else None for path in (once, often)]
     _expect(sizes == [5, 10], f"list {folder}", "lacks an object that was just written, or has its size wrong")
-    later = [entry.path for entry in store.list(folder, after=once)]
+    first = store.page(folder, after=start, limit=1)
+    _expect([entry.path for entry in first.entries] == [once], f"list {folder}", "gave more than was asked for")
+    later = [entry.path for entry in store.page(folder, after=first.rest).entries]
     _expect(often in later and once not in later, f"list {folder}", "ignored where to start")
-    modified = listed[often].modified_s
-    return None if modified is None else modified - (before + after) / 2
+    return listed[often].modified_s
 
 
 def _expect_gone(store: Store, path: str) -> None:

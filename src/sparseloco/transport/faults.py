@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from sparseloco.errors import ConfigError, Unavailable, check_choice
-from sparseloco.peers.store import Listed, Store
+from sparseloco.peers.store import PAGE, Listed, Page, Store
 from sparseloco.replica import Replica
 from sparseloco.transport.base import Traffic, Transport
 from sparseloco.types import Envelope, Key
@@ -221,7 +221,7 @@ class FaultyStore:
     def __init__(self, store: Store, script: Script, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.store = store
         self._stage = _Stage(script, sleep)
-        self._listings: dict[str, deque[tuple[int, list[Listed]]]] = {}
+        self._listings: dict[tuple[str, str, int], deque[tuple[int, Page]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -256,20 +256,28 @@ class FaultyStore:
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         """As the store does it, or as it was: what this wrapper listed so long ago, or nothing if it had not yet."""
-        number, fault = self._stage.enter("list", prefix)
-        kept = self._kept_of(prefix)
-        if fault is not None and fault.kind == "stale":
-            old = [entries for place, entries in kept if place <= number - fault.amount]
-            return [entry for entry in (old[-1] if old else []) if entry.path > after]
-        found = self._stage.run(number, fault, f"list {prefix}".rstrip(), lambda: self.store.list(prefix))
-        kept.append((number, found))
-        return [entry for entry in found if entry.path > after]
+        found = self._list((prefix, "", 0), lambda: Page(self.store.list(prefix)))
+        return [entry for entry in found.entries if entry.path > after]
 
-    def _kept_of(self, prefix: str) -> deque[tuple[int, list[Listed]]]:
-        """Listings of this folder so far; those of folders that nobody looks at any more are forgotten."""
+    def page(self, prefix: str, *, after: str = "", limit: int = PAGE) -> Page:
+        """As :meth:`list`; what is old is the same page, as it was then."""
+        return self._list((prefix, after, limit), lambda: self.store.page(prefix, after=after, limit=limit))
+
+    def _list(self, asked: tuple[str, str, int], operation: Callable[[], Page]) -> Page:
+        number, fault = self._stage.enter("list", asked[0])
+        kept = self._kept_of(asked)
+        if fault is not None and fault.kind == "stale":
+            old = [page for place, page in kept if place <= number - fault.amount]
+            return old[-1] if old else Page([])
+        found = self._stage.run(number, fault, f"list {asked[0]}".rstrip(), operation)
+        kept.append((number, found))
+        return found
+
+    def _kept_of(self, asked: tuple[str, str, int]) -> deque[tuple[int, Page]]:
+        """Answers to this question so far; those to questions that nobody asks any more are forgotten."""
         with self._lock:
-            kept = self._listings.pop(prefix, None) or deque(maxlen=self._REMEMBERED)
-            self._listings[prefix] = kept
+            kept = self._listings.pop(asked, None) or deque(maxlen=self._REMEMBERED)
+            self._listings[asked] = kept
             for old in list(self._listings)[: -self._FOLDERS]:
                 del self._listings[old]
         return kept

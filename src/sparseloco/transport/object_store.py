@@ -22,9 +22,11 @@ from sparseloco.peers.frames import Frames
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.journal import Journal
 from sparseloco.peers.leases import Heart
+from sparseloco.peers.listing import PER_PEER
 from sparseloco.peers.member import Member, check_run
 from sparseloco.peers.membership import Leases
 from sparseloco.peers.operations import DriftError, Tell
+from sparseloco.peers.pages import listed
 from sparseloco.peers.patience import Meter, Patience, Patient
 from sparseloco.peers.replay import CatchUp, Progress
 from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run
@@ -363,7 +365,7 @@ class ObjectStore:
             number = lane.round
             if self._sighted.get(fragment, (-1, 0.0))[0] == number:
                 continue
-            for entry in self.store.list(paths.round_prefix(number, fragment)):
+            for entry in listed(self.store, paths.round_prefix(number, fragment), share=PER_PEER):
                 with contextlib.suppress(WireError):
                     place = paths.parse(entry.path)
                     if not isinstance(place, paths.Frame) or place.peer == self.peer_id:
