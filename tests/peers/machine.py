@@ -15,11 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 from sparseloco.peers import manifest as manifests
 from sparseloco.peers import paths
 from sparseloco.peers.canonical import sha256
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.manifest import NO_HASH, History, Manifest
 from sparseloco.peers.operations import DriftError, Fetched, Good, Inspected, Operation, Outcome, Tell
 from sparseloco.peers.relays import Fetching
-from sparseloco.peers.rounds import Fate, Round, Seen, own_fate
+from sparseloco.peers.rounds import Round, Seen
 from tests.peers.runs import identity, make_run
 
 WEIGHT = 7

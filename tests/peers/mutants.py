@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparseloco.peers import paths
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.manifest import Entry, Manifest, manifest_limit
 from sparseloco.peers.operations import Exists, Found, Get, Steps
 from sparseloco.peers.relays import Fetching
-from sparseloco.peers.rounds import Fate, Round, own_fate
+from sparseloco.peers.rounds import Round
 from tests.peers.machine import LATE, cached_judge, read_manifest
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from sparseloco.errors import DivergenceError, QuorumError
 from sparseloco.peers import paths
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.manifest import Entry, Manifest, judge, manifest_limit, seal
 from sparseloco.peers.operations import (
     Bad,
@@ -27,7 +28,7 @@ from sparseloco.peers.operations import (
     Upload,
     Wait,
 )
-from sparseloco.peers.rounds import MAX_TRIES, Fate, own_fate
+from sparseloco.peers.rounds import MAX_TRIES
 from sparseloco.peers.run_file import Amendment
 from tests.peers.desk import PEERS, Desk, a_round, frame, history
 from tests.peers.runs import OWNER, identity, make_run
@@ -77,7 +78,8 @@ def test_no_quorum_waits_and_says_so() -> None:
         desk.drive(a_round(desk, policy={"deadline_s": 70.0}, last_seen=lambda: ages, give_up_s=100.0).run())
     text = (
         f"only 1 of at least 2 peers arrived within {{}} s (missing: {PEERS[2][:8]} last seen 90.0 s ago, "
-        f"{PEERS[1][:8]} last seen 12.3 s ago); {{}}start another peer, since an amendment holds for later rounds only"
+        f"{PEERS[1][:8]} last seen 12.3 s ago); {{}}start another peer, or let the owner amend policy.min_peers, "
+        "which helps this very round"
     )
     assert desk.said("no-quorum") == ["round 0, fragment 0: " + text.format("70.0", "waiting goes on; ")]
     assert str(ended.value) == "round 0, fragment 0: " + text.format("100.0", "")
@@ -287,14 +289,14 @@ def test_who_may_not_write_follows() -> None:
 def test_known_amendments_are_acknowledged() -> None:
     run = make_run()
     known = [
-        Amendment(run=run.run, n=n, round=3, changes={"policy.min_peers": 2 + n}).signed(identity(OWNER))
-        for n in range(6)
+        Amendment(run=run.run, n=n, round=3, changes={"policy.deadline_s": 2 + n}).signed(identity(OWNER))
+        for n in range(18)
     ]
     before = replace(history(1), amendments=tuple(known[:1]))
     desk = Desk(dict([frame(1, round=1), frame(2, round=1)]))
     manifest = desk.drive(a_round(desk, history=before, amendments=known).run())
-    assert (manifest.amendments, [one.n for one in manifest.amended]) == (5, [1, 2, 3, 4])
-    assert before.after(manifest, "b" * 32).amendments == tuple(known[:5])
+    assert (manifest.amendments, [one.n for one in manifest.amended]) == (17, [*range(1, 17)])
+    assert before.after(manifest, "b" * 32).amendments == tuple(known[:17])
 
 
 def test_fates() -> None:

@@ -16,13 +16,14 @@ from sparseloco.peers import paths
 from sparseloco.peers.clipping import clip_to_median
 from sparseloco.peers.deadline import Arrivals, Decision, decide
 from sparseloco.peers.driver import Driver, Teller
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.frames import Expected, Frames
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.manifest import Entry, History, Manifest
 from sparseloco.peers.operations import Object, Tell
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.relays import Fetching
-from sparseloco.peers.rounds import Fate, Round, own_fate
+from sparseloco.peers.rounds import Round
 from sparseloco.peers.run_file import Amendment
 from sparseloco.peers.store import Store
 from sparseloco.types import Envelope, Key, Payload
@@ -139,7 +140,7 @@ class Desk:
         )
         manifest = driver.run(steps.run())
         missing = len(set(steps.awaited()) - set(steps.seen.frames))
-        arrivals.record(steps.seen.late_s, missing, order.history.policy.deadline_s)
+        arrivals.record(steps.seen.late_s, missing, steps.policy.deadline_s)
         return self.finish(order, manifest)
 
     def finish(self, order: Order, manifest: Manifest) -> Closed:
@@ -157,7 +158,8 @@ class Desk:
                     "there; start from that"
                 )
             driver.pause(self.poll_s)
-        self._serve_later(fetching, order.history.policy.anchor_every)
+        policy = order.history.run_under(manifest.amended).policy
+        self._serve_later(fetching, policy.anchor_every)
         opened = self._open(order, manifest)
         failed = {entry.hash for entry in manifest.entries} - set(opened)
         fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None, failed)
@@ -168,7 +170,7 @@ class Desk:
             sender[number] = entry.peer[:8]
             if entry.hash in opened:
                 inbox.append(replace(opened[entry.hash], peer=number))
-        inbox, factors = clip_to_median(inbox, order.norm, order.history.policy.clip_norm_ratio)
+        inbox, factors = clip_to_median(inbox, order.norm, policy.clip_norm_ratio)
         for number, factor in factors.items():
             text = (
                 f"round {order.key.round}, fragment {order.key.fragment}: what {sender[number]} sent is scaled by "
@@ -176,15 +178,6 @@ class Desk:
             )
             self.tell(Tell("clipped", order.key.round, order.key.fragment, text))
         return Closed(manifest, inbox, fate)
-
-    def follow(self, order: Order) -> Manifest | None:
-        """The manifest of a round that is closed already; None if it is open.
-
-        Raises:
-            DriftError: if the manifest contradicts the own shared state.
-        """
-        steps = Round(history=order.history, me=self.me, own=None, live=self.live, now=self.clock)
-        return self.driver(order.key, None).run(steps.follow())
 
     def prefetch(self, manifest: Manifest) -> list[Future[object]]:
         """Start to fetch what a manifest lists; what cannot be had is left for later."""

@@ -13,12 +13,13 @@ from sparseloco.errors import ConfigError, StoreError
 from sparseloco.peers import anchors, canonical
 from sparseloco.peers.clipping import payload_norm
 from sparseloco.peers.closing import Closed, Desk, Order
+from sparseloco.peers.fates import Fate
 from sparseloco.peers.frames import Expected, check_weight_within, seal_envelope
 from sparseloco.peers.journal import Journal, Posted
 from sparseloco.peers.manifest import History, Manifest
 from sparseloco.peers.operations import Tell
-from sparseloco.peers.rounds import Fate
-from sparseloco.peers.run_file import RunFile, run_at
+from sparseloco.peers.policy import Policy
+from sparseloco.peers.run_file import RunFile
 from sparseloco.replica import Replica
 from sparseloco.types import Envelope, Key, TensorSpec
 
@@ -81,19 +82,9 @@ class Member:
         return History(run=self.run, round=0, fragment=fragment, digest="")
 
     def order(self, key: Key, *, replayed: bool = False) -> Order:
-        """What is to be closed next for a fragment, with its present shared state.
-
-        Raises:
-            ConfigError: if the owner has changed the algorithm since this replica was made.
-        """
+        """What is to be closed next for a fragment, with its present shared state."""
         chain = self.chains[key.fragment]
         assert chain.round == key.round, f"{key} is not the next round"
-        wanted = run_at(self.run, chain.amendments, key.round).fingerprint
-        if wanted != self.replica.fingerprint:
-            raise ConfigError(
-                f"round {key.round}: the owner has changed the algorithm to {wanted}, here it is "
-                f"{self.replica.fingerprint}; start this peer again"
-            )
         lane = self.replica.lanes[key.fragment]
         digest = rejoin.fragment_digest(self.replica, key.fragment)
         state = anchors.state_hash(self.replica, self.run.run, key) if chain.wants_state_hash else ""
@@ -106,6 +97,11 @@ class Member:
             norm=partial(payload_norm, lane.channel, lane.state),
         )
 
+    def policy(self, fragment: int) -> Policy:
+        """The policy that a manifest of this peer would bring about in the open round of a fragment."""
+        chain = self.chains[fragment]
+        return chain.run_under(chain.unacknowledged(self.desk.amendments)).policy
+
     def take_down(self, envelope: Envelope) -> None:
         """Seal an own message and write it down with what it leaves behind, before it goes anywhere.
 
@@ -114,7 +110,7 @@ class Member:
             CheckpointError: if it cannot be written down.
         """
         fragment = envelope.key.fragment
-        check_weight_within(envelope.weight, self.chains[fragment].policy.max_tokens_per_round)
+        check_weight_within(envelope.weight, self.policy(fragment).max_tokens_per_round)
         frame = seal_envelope(envelope, self.run.run, self.desk.me)
         residual = self.replica.lanes[fragment].state.residual
         self.journal.write(Posted(envelope.key, frame, envelope.weight, residual))
@@ -137,7 +133,8 @@ class Member:
             )
             self.desk.tell(Tell("credited", key.round, key.fragment, text))
         if manifest.state_sha256:
-            self._write_anchor(manifest, order.history.policy.anchor_every, order.history.policy.lease_s)
+            policy = order.history.run_under(manifest.amended).policy
+            self._write_anchor(manifest, policy.anchor_every, policy.lease_s)
 
     def _sent_something(self, key: Key) -> bool:
         """Whether the own message of a round was not an abstention, which nobody is owed."""

@@ -18,11 +18,11 @@ from sparseloco.errors import CheckpointError, DivergenceError, StoreError, Wire
 from sparseloco.peers import anchors, paths
 from sparseloco.peers.claims import Reader, claim_at, next_claim, reader_of
 from sparseloco.peers.closing import BehindError, Closed, Order
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.journal import Posted
 from sparseloco.peers.manifest import History, Manifest, manifest_limit
 from sparseloco.peers.member import Member
 from sparseloco.peers.operations import DriftError, Tell
-from sparseloco.peers.rounds import Fate, own_fate
 from sparseloco.peers.sealed import TRAILER_BYTES
 from sparseloco.types import Key, Payload
 

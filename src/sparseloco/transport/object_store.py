@@ -27,7 +27,7 @@ from sparseloco.peers.membership import Leases
 from sparseloco.peers.operations import DriftError, Tell
 from sparseloco.peers.patience import Meter, Patience, Patient
 from sparseloco.peers.replay import CatchUp, Progress
-from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run
+from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run, run_at
 from sparseloco.peers.store import Store, open_store, probe
 from sparseloco.replica import Replica
 from sparseloco.transport.base import Traffic, settle
@@ -225,7 +225,7 @@ class ObjectStore:
         for fragment, lane in enumerate(member.replica.lanes):
             number, seen = self._sighted.get(fragment, (-1, 0.0))
             if number == lane.round:
-                deadline = self._desk.deadline(fragment, member.chains[fragment].policy)
+                deadline = self._desk.deadline(fragment, member.policy(fragment))
                 if self._clock() - seen >= _EARLY_FRACTION * deadline.seconds:
                     return True
         return False
@@ -288,8 +288,9 @@ class ObjectStore:
 
     def _join(self, replica: Replica) -> None:
         check_run(self.run, replica)
-        policy = self.run.policy
-        if not policy.admits(self.peer_id):
+        self._learn_amendments()
+        newest = run_at(self.run, self._desk.amendments, paths.MAX_ROUND).policy
+        if not (self.run.policy.admits(self.peer_id) or newest.admits(self.peer_id)):
             raise ConfigError(f"peer={self.peer_id}: must be a member of run {self.run.run}; ask its owner")
         probe(self.store, f"peers/{self.peer_id}")
         key = canonical.encode({"public": self.identity.public})
@@ -299,7 +300,6 @@ class ObjectStore:
         journal = Journal(self._folder, self.run.run)
         self._member = Member(self.run, replica, journal, self._desk, self._errands, retention)
         self._catch_up = CatchUp(self._member, lambda: self.meter.total().received_bytes, self._progress, self._clock)
-        self._learn_amendments()
         self._catch_up.remember()
         self._catch_up.run()
         self._heart.round = max(chain.round for chain in self._member.chains.values())
@@ -354,12 +354,13 @@ class ObjectStore:
             number = lane.round
             if self._sighted.get(fragment, (-1, 0.0))[0] == number:
                 continue
+            policy = member.policy(fragment)
             for entry in self.store.list(paths.round_prefix(number, fragment)):
                 with contextlib.suppress(WireError):
                     place = paths.parse(entry.path)
                     if not isinstance(place, paths.Frame) or place.peer == self.peer_id:
                         continue
-                    if self.run.policy.admits(place.peer):
+                    if policy.admits(place.peer):
                         self._sighted[fragment] = number, self._clock()
                         break
 
