@@ -9,24 +9,19 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from sparseloco.peers import paths
-from sparseloco.peers.canonical import sha256
 from sparseloco.peers.manifest import Manifest, seal
 from sparseloco.peers.operations import (
-    Bad,
     Create,
     Delete,
     Done,
-    Exists,
     Fetch,
-    Fetched,
     Found,
     Get,
-    Good,
     Inspect,
     List,
     Listing,
@@ -34,41 +29,13 @@ from sparseloco.peers.operations import (
     Operation,
     Outcome,
     Put,
-    Refused,
     Unavailable,
     Upload,
 )  # fmt: skip
-from tests.peers.machine import CONTENT, HeldInspected, Local, Machine, Rules, accepted_of, checked, in_flight
+from sparseloco.peers.run_file import run_at
+from tests.peers.machine import Local, Machine, Rules, accepted_of, in_flight
 from tests.peers.runs import identity
-
-
-class Store:
-    """Objects by path. One object per value, so that comparing is cheap."""
-
-    _all: ClassVar[dict[frozenset[tuple[str, bytes]], Store]] = {}
-
-    def __init__(self, items: frozenset[tuple[str, bytes]]) -> None:
-        self.items = items
-        self.data = dict(items)
-        self._after: dict[tuple[str, bytes | None], Store] = {}
-
-    @classmethod
-    def of(cls, data: Mapping[str, bytes]) -> Store:
-        items = frozenset(data.items())
-        return cls._all.setdefault(items, cls(items))
-
-    def put(self, path: str, data: bytes) -> Store:
-        if (path, data) not in self._after:
-            self._after[path, data] = Store.of({**self.data, path: data})
-        return self._after[path, data]
-
-    def create(self, path: str, data: bytes) -> Store:
-        return self if path in self.data else self.put(path, data)
-
-    def delete(self, path: str) -> Store:
-        if (path, None) not in self._after:
-            self._after[path, None] = Store.of({name: data for name, data in self.data.items() if name != path})
-        return self._after[path, None]
+from tests.peers.world_store import Store, frames_of, read_frames, write
 
 
 class Violation(AssertionError):
@@ -93,6 +60,8 @@ class World(NamedTuple):
     budget: Budget
     pending: frozenset[tuple[str, bytes, bool]] = frozenset()
     restored: bool = False
+    signed: int = 0
+    """Amendments that the owner has put."""
 
 
 class Move(NamedTuple):
@@ -118,7 +87,8 @@ class Checker:
         self._busy = ("close", "fetch", "serve", "done") if self.rules.serve else ("close", "fetch")
         self._sound: set[tuple[Local, bool]] = set()
         self._answers: dict[Any, tuple[Any, Any, Any]] = {}
-        self._known_writers = set(self.rules.writers or (0, 1, 2))
+        policy = run_at(self.machines[0].run, self.machines[0].amendments, 0).policy
+        self._known_writers = {i for i in range(3) if policy.may_write(self.machines[i].me.public)}
 
     def start(self) -> World:
         peers = [
@@ -141,14 +111,17 @@ class Checker:
                 yield from (Move(fault, index) for fault in self._faults(world, self.machines[index], local))
             if self.machines[index].may_wait(local):
                 yield Move("deadline", index)
+            if may_learn(world, local):
+                yield Move("learn", index)
             if world.budget.crashes and stage in ("close", "fetch", "serve"):
                 yield Move("crash", index)
-        if world.pending:
-            yield Move("deliver")
-        if world.budget.garbage:
-            yield Move("garbage")
-        if world.budget.deletions and _frames(world.store):
-            yield Move("delete frame")
+        possible = {
+            "deliver": world.pending,
+            "amend": world.signed < len(self.rules.changes),
+            "garbage": world.budget.garbage,
+            "delete frame": world.budget.deletions and frames_of(world.store),
+        }
+        yield from (Move(what) for what, may_happen in possible.items() if may_happen)
 
     def _faults(self, world: World, machine: Machine, local: Local) -> list[str]:
         if not world.budget.faults:
@@ -165,18 +138,20 @@ class Checker:
             one = min(world.pending)
             store = (world.store.create if one[2] else world.store.put)(one[0], one[1])
             return self._checked(world._replace(store=store, pending=world.pending - {one}))
+        if move.what == "amend":
+            return world._replace(signed=world.signed + 1)
         if move.what == "garbage":
             return self._litter(world)
         if move.what == "delete frame":
             budget = world.budget._replace(deletions=world.budget.deletions - 1)
-            return world._replace(store=world.store.delete(_frames(world.store)[0]), budget=budget)
+            return world._replace(store=world.store.delete(frames_of(world.store)[0]), budget=budget)
         machine, local = self.machines[move.peer], world.peers[move.peer]
         budget = world.budget
         if move.what == "crash":
             world = world._replace(budget=budget._replace(crashes=budget.crashes - 1))
         elif move.what == "restore":
             world = world._replace(budget=budget._replace(restores=budget.restores - 1), restored=True)
-        if move.what in ("crash", "restart", "restore", "deadline"):
+        if move.what in ("crash", "restart", "restore", "deadline", "learn"):
             return self._moved(world, move.peer, machine.changed(local, move.what))
         return self._answer(world, move, machine, local)
 
@@ -213,7 +188,7 @@ class Checker:
         if what == "no answer":
             return store, Unavailable(), None
         if isinstance(operation, Create | Upload | Put):
-            return _write(store, what, operation, local)
+            return write(store, what, operation, local)
         if isinstance(operation, Get):
             data = store.data.get(operation.path)
             return store, Missing() if data is None else Found(data), None
@@ -222,7 +197,7 @@ class Checker:
             return store, Listing(tuple(items)), None
         if isinstance(operation, Delete):
             return store.delete(operation.path), Done(), None
-        return store, _read_frames(store.data, operation, self.rules.check_digest), None
+        return store, read_frames(store.data, operation, self.rules.check_digest), None
 
     def _litter(self, world: World) -> World:
         """Something that is no manifest where the next one belongs: rubbish, or a stranger's."""
@@ -341,12 +316,15 @@ class Checker:
         self._good.update(path)
 
     def _sweep(self, world: World, everybody: bool) -> World:
-        """Each peer makes a pass and its deadline passes; nothing goes wrong."""
+        """Each peer makes a pass and its deadline passes; nothing goes wrong, and the owner has helped."""
         while world.pending:
             world = self.after(world, Move("deliver"))
+        world = world._replace(signed=len(self.rules.changes))
         for index in range(3):
             if world.peers[index].base.stage.startswith("down") and everybody:
                 world = self.after(world, Move("restart", index))
+            while may_learn(world, world.peers[index]):
+                world = self.after(world, Move("learn", index))
             for _ in range(30):
                 if world.peers[index].base.stage not in self._busy:
                     break
@@ -358,41 +336,6 @@ class Checker:
         return world
 
 
-def _frames(store: Store) -> list[str]:
-    return sorted(path for path in store.data if path.endswith(".frame") and "relay" not in path)
-
-
-def _write(store: Store, what: str, operation: Create | Upload | Put, local: Local) -> tuple[Store, Outcome, Any]:
-    only_new = isinstance(operation, Create)
-    data = operation.data if not isinstance(operation, Upload) else CONTENT.get(operation.hash, "").encode()
-    if isinstance(operation, Upload) and not data:
-        data = local.base.durable.frame
-        CONTENT[sha256(data)] = data.decode()
-    if what == "refuse":
-        return store, Refused("no"), None
-    if what == "drop":
-        return store, Unavailable(), None
-    if what == "delay":
-        return store, Unavailable(), (operation.path, data, only_new)
-    there = operation.path in store.data
-    store = (store.create if only_new else store.put)(operation.path, data)
-    if what == "lose answer":
-        return store, Unavailable(), None
-    return store, Exists() if there and only_new else Done(), None
-
-
-def _read_frames(store: dict[str, bytes], operation: Operation, check_digest: bool) -> Outcome:
-    if isinstance(operation, Fetch):
-        good = [one for one in operation.objects if sha256(store.get(one.path, b"")) == one.hash]
-        return Fetched(frozenset(one.hash for one in good))
-    assert isinstance(operation, Inspect)
-    verdicts: list[Good | Bad | Unavailable] = []
-    for one in operation.frames:
-        data = store.get(one.path)
-        if data is None:
-            verdicts.append(Unavailable("gone"))
-            continue
-        verdict = checked(data, operation.digest if check_digest else None)
-        verdicts.append(verdict if isinstance(verdict, Good) else Bad(verdict.reason))
-    held = [one.hash for one, verdict in zip(operation.frames, verdicts, strict=True) if isinstance(verdict, Good)]
-    return HeldInspected(tuple(verdicts), frozenset(held))
+def may_learn(world: World, local: Local) -> bool:
+    """Whether a peer may come to know of one more amendment, between two passes."""
+    return local.base.stage in ("close", "fetch") and not local.outcomes and local.base.known < world.signed

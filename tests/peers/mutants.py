@@ -10,7 +10,8 @@ from sparseloco.peers.manifest import Entry, Manifest, manifest_limit
 from sparseloco.peers.operations import Exists, Found, Get, Steps
 from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Round
-from tests.peers.machine import LATE, cached_judge, read_manifest
+from tests.peers.machine import LATE
+from tests.peers.verdicts import cached_judge, read_manifest
 
 
 class TrustsItsPut(Round):
@@ -41,6 +42,25 @@ class JudgesByItself(Round):
     def follow(self) -> Steps[Manifest | None]:
         while (manifest := (yield from super().follow())) is not None:
             if manifest.entry_of(self.me.peer_id):
+                return manifest
+            self.seen.attempt += 1
+        return None
+
+
+class WaitsForTheNextRound(Round):
+    """Amendments that hold from the round after the one that acknowledges them only."""
+
+    def _learn(self) -> None:
+        super()._learn()
+        self.policy = self.history.policy
+
+
+class JudgesByWhatItKnows(Round):
+    """A verdict by the amendments that a reader has seen, and not by those that the manifest acknowledges."""
+
+    def follow(self) -> Steps[Manifest | None]:
+        while (manifest := (yield from super().follow())) is not None:
+            if not manifest.entries or len(manifest.entries) >= self.policy.min_peers:
                 return manifest
             self.seen.attempt += 1
         return None

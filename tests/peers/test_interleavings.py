@@ -9,11 +9,14 @@ import os
 
 import pytest
 
-from sparseloco.peers import rounds
+from sparseloco.peers import manifest, rounds
 from tests.peers import mutants
 from tests.peers.explore import Budget, Checker, Violation, World
-from tests.peers.machine import Rules, cached_judge, cached_seal
+from tests.peers.machine import Rules
+from tests.peers.runs import identity
+from tests.peers.verdicts import cached_judge, cached_run_at, cached_seal
 
+WRITER = (identity(1).public,)
 LONG = os.environ.get("SPARSELOCO_LONG_CHECKS") == "1"
 NUM_WALKS = 20_000 if LONG else 700
 pytestmark = pytest.mark.timeout(3600 if LONG else 600)
@@ -21,7 +24,8 @@ pytestmark = pytest.mark.timeout(3600 if LONG else 600)
 
 @pytest.fixture(autouse=True)
 def keep_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are pure functions, and signatures take most of the time."""
+    """All are pure functions."""
+    monkeypatch.setattr(manifest, "run_at", cached_run_at)
     monkeypatch.setattr(rounds, "judge", cached_judge)
     monkeypatch.setattr(rounds, "seal", cached_seal)
 
@@ -50,7 +54,15 @@ SCENES = {
     "manifests of a stranger": (Rules(num_rounds=2), Budget(crashes=1, faults=1, garbage=2), {"stranger": True}),
     "one has drifted": (Rules(num_rounds=2), Budget(crashes=1, faults=2), {"drifted": 2}),
     "one writer": (Rules(num_rounds=2, writers=(1,)), Budget(crashes=2, faults=3), {}),
-}
+    "an owner that helps": (
+        Rules(num_rounds=2, min_peers=3, no_quorum="wait", changes=({"policy.min_peers": 2},)),
+        Budget(crashes=2, faults=2), {},
+    ),
+    "a stricter owner": (
+        Rules(num_rounds=2, changes=({"policy.min_peers": 3}, {"policy.writers": WRITER})),
+        Budget(crashes=1, faults=2), {},
+    ),
+}  # fmt: skip
 
 
 def scene(name: str) -> Checker:
@@ -102,6 +114,14 @@ MUTANTS = {
     ),
     "rule 1: a verdict of one's own": (
         Rules(round_class=mutants.JudgesByItself), Budget(), {}, "peers applied different lists",
+    ),
+    "amendments: not in this round": (
+        Rules(mutants.WaitsForTheNextRound, min_peers=3, no_quorum="wait", changes=({"policy.min_peers": 2},)),
+        Budget(crashes=1), {}, "are stuck although a writer lives",
+    ),
+    "amendments: judged by what one knows": (
+        Rules(round_class=mutants.JudgesByWhatItKnows, changes=({"policy.min_peers": 3},)), Budget(), {},
+        "peers applied different lists",
     ),
     "rule 2: credit without a manifest": (
         Rules(round_class=mutants.CreditsWithoutManifest, writers=(0,)), Budget(), {}, "peers applied different lists",

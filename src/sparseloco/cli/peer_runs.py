@@ -19,12 +19,21 @@ from sparseloco.errors import AlreadyExists, ConfigError, NotFound, WireError
 from sparseloco.joined import tokens_per_round
 from sparseloco.model import build_run_model
 from sparseloco.peers import canonical, paths
-from sparseloco.peers.claims import amendment_of, reader_of
+from sparseloco.peers.claims import known_amendments, reader_of
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.member import tensor_table
 from sparseloco.peers.patience import Patient
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import RUN_LIMIT, Amendment, RunFile, apply_amendment, read_run, run_id
+from sparseloco.peers.run_file import (
+    NEXT_ROUND,
+    RUN_LIMIT,
+    Amendment,
+    RunFile,
+    apply_amendment,
+    read_run,
+    run_at,
+    run_id,
+)
 from sparseloco.peers.store import open_store, probe
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, to_table
@@ -203,28 +212,42 @@ def amend_run(url: str, owner: Identity, round_: int, changes: Sequence[str]) ->
     """Write the owner's next amendment.
 
     Raises:
-        ConfigError: if a change is not of the policy, breaks a rule, or the key is not the owner's.
+        ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
     """
-    table = parse_table("", changes)
-    for section in table:
-        if section != "policy":
-            raise ConfigError(
-                f"{section}: cannot be amended while peers train, since each has built its own from run.json; only "
-                "policy.KEY=VALUE can, so start another run for the rest"
-            )
+    values: dict[str, Any] = {}
+    for section, content in parse_table("", changes).items():
+        keys = content.items() if isinstance(content, dict) else [("", content)]
+        values |= {f"{section}.{key}" if key else section: value for key, value in keys}
     store = Patient(open_store(url))
     run = read_run_of(store, url)
+    return put_amendment(store, run, owner, round_, values)
+
+
+def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, changes: Mapping[str, Any]) -> Amendment:
+    """Sign the next amendment of a run, and put it.
+
+    Raises:
+        ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
+    """
     if owner.public != run.owner:
         raise ConfigError(f"--key: is that of {owner.public}, but run {run.run} is owned by {run.owner}; name its key")
-    read, n, now = reader_of(store), 0, run
-    while (before := amendment_of(read, run, n)) is not None:
-        now, n = apply_amendment(now, before), n + 1
-    values = {f"policy.{key}": value for key, value in table.get("policy", {}).items()}
-    amendment = Amendment(run=run.run, n=n, round=round_, changes=values)
-    apply_amendment(now, amendment)
+    known = known_amendments(reader_of(store), run)
+    amendment = Amendment(run=run.run, n=len(known), round=round_, changes=dict(changes))
+    apply_amendment(run_at(run, known, paths.MAX_ROUND), amendment)
     amendment = amendment.signed(owner)
-    store.create(str(paths.Amend(n)), canonical.encode(amendment))
+    store.create(str(paths.Amend(amendment.n)), canonical.encode(amendment))
     return amendment
+
+
+def told(amendment: Amendment) -> str:
+    """What an amendment changes and from when on, in words."""
+    changes = ", ".join(f"{name}={value}" for name, value in amendment.changes.items())
+    start = "the first round whose manifest acknowledges it, which may be one that is open now"
+    if amendment.round:
+        start = f"round {amendment.round} on, or from the first round whose manifest acknowledges it, if that is later"
+    later = [name for name in NEXT_ROUND if name in amendment.changes]
+    and_then = f"; {' and '.join(later)} from the round after that" if later else ""
+    return f"amendment {amendment.n} of run {amendment.run}: {changes}, from {start}{and_then}"
 
 
 def check_free(store: Patient, url: str) -> None:

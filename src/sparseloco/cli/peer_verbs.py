@@ -77,22 +77,27 @@ def create(
         typer.echo(f"run: {made.run} at {url}\nowner: {made.owner}\njoin with: {line}")
 
 
-@run_app.command(
-    "amend", epilog="Example: sparseloco run amend s3://bucket/mine --key owner.key --round 100 policy.deadline_s=300"
-)
+@run_app.command("amend", epilog="Example: sparseloco run amend s3://bucket/mine --key owner.key policy.min_peers=2")
 @command
 def amend(
     url: Url,
     changes: Annotated[
-        list[str], typer.Argument(metavar="policy.KEY=VALUE...", show_default=False, help="New values of rules.")
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...", show_default=False, help="New values: policy.KEY, or algorithm.outer_lr."
+        ),
     ],
     key: OwnerKey,
     round_: Annotated[
-        int, typer.Option("--round", metavar="N", show_default=False, help="First round in which they may hold.")
-    ],
+        int, typer.Option("--round", metavar="N", help="First round in which they may hold; 0: as soon as they can.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Change rules of a run from a round on, or from when its peers have learned of it, if that is later."""
+    """Change rules of a run, or its outer learning rate, while peers train.
+
+    It holds from --round on, or from the first round whose manifest acknowledges it, if that is later: without --round,
+    also in a round that is open and stuck.
+    """
     from sparseloco.cli import peer_runs
     from sparseloco.peers.identity import Identity
 
@@ -101,8 +106,7 @@ def amend(
     if as_json:
         print_json(found)
     else:
-        words = ", ".join(f"{name}={value}" for name, value in made.changes.items())
-        typer.echo(f"amendment {made.n} of run {made.run}: {words}, from round {made.round} on")
+        typer.echo(peer_runs.told(made))
 
 
 @app.command("join", epilog="Example: sparseloco join s3://bucket/mine --out runs/mine")

@@ -7,7 +7,7 @@ checked by somebody who has that state; whoever uses a claim does so later.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sparseloco.errors import StoreError, TooLarge, WireError
@@ -105,6 +105,14 @@ def amendments_until(read: Reader, run: RunFile, count: int) -> tuple[Amendment,
             return None
         found.append(amendment)
     return tuple(found)
+
+
+def known_amendments(read: Reader, run: RunFile, before: Sequence[Amendment] = ()) -> list[Amendment]:
+    """All amendments that can be read, from those that are known already on."""
+    found = [*before]
+    while (amendment := amendment_of(read, run, len(found))) is not None:
+        found.append(amendment)
+    return found
 
 
 def amendment_of(read: Reader, run: RunFile, n: int) -> Amendment | None:

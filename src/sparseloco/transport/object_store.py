@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sparseloco.errors import ConfigError, Interrupted, NotFound, WireError
 from sparseloco.peers import anchors, canonical, paths
-from sparseloco.peers.claims import amendment_of, anchored_after, reader_of
+from sparseloco.peers.claims import anchored_after, known_amendments, reader_of
 from sparseloco.peers.closing import BehindError, Closed, Desk, Order
 from sparseloco.peers.frames import Frames
 from sparseloco.peers.identity import Identity
@@ -365,6 +365,5 @@ class ObjectStore:
                         break
 
     def _learn_amendments(self) -> None:
-        read = reader_of(self.store)
-        while (amendment := amendment_of(read, self.run, len(self._desk.amendments))) is not None:
-            self._desk.amendments.append(amendment)
+        known = self._desk.amendments
+        known += known_amendments(reader_of(self.store), self.run, known)[len(known) :]
