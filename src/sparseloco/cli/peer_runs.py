@@ -214,10 +214,8 @@ def amend_run(url: str, owner: Identity, round_: int, changes: Sequence[str]) ->
     Raises:
         ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
     """
-    values: dict[str, Any] = {}
-    for section, content in parse_table("", changes).items():
-        keys = content.items() if isinstance(content, dict) else [("", content)]
-        values |= {f"{section}.{key}" if key else section: value for key, value in keys}
+    table = parse_table("", changes)
+    values = {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
     store = Patient(open_store(url))
     run = read_run_of(store, url)
     return put_amendment(store, run, owner, round_, values)

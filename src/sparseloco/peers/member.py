@@ -121,8 +121,14 @@ class Member:
         self.posted[key] = (self.desk.frames.put(key, frame), len(frame))
 
     def accept(self, order: Order, closed: Closed) -> None:
-        """Go on to the next round of a fragment; its shared state is still that before this round."""
+        """Go on to the next round of a fragment; its shared state is still that before this round.
+
+        The outer step that follows has the rate that the manifest brings about.
+        """
         key, manifest = order.key, closed.manifest
+        run = order.history.run_under(manifest.amended)
+        changed = run.algorithm != self.run.algorithm
+        rejoin.set_outer_lr(self.replica, key.fragment, float(run.algorithm["outer_lr"]) if changed else None)
         self.chains[key.fragment] = order.history.after(manifest, "")
         self.posted.pop(key, None)
         if closed.fate == Fate.STALE:
@@ -133,8 +139,7 @@ class Member:
             )
             self.desk.tell(Tell("credited", key.round, key.fragment, text))
         if manifest.state_sha256:
-            policy = order.history.run_under(manifest.amended).policy
-            self._write_anchor(manifest, policy.anchor_every, policy.lease_s)
+            self._write_anchor(manifest, run.policy.anchor_every, run.policy.lease_s)
 
     def _sent_something(self, key: Key) -> bool:
         """Whether the own message of a round was not an abstention, which nobody is owed."""
