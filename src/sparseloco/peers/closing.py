@@ -19,12 +19,12 @@ from sparseloco.peers.driver import Driver, Teller
 from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.frames import Expected, Frames
 from sparseloco.peers.identity import Identity
-from sparseloco.peers.manifest import Entry, History, Manifest
+from sparseloco.peers.manifest import Entry, History, Manifest, void_of
 from sparseloco.peers.operations import Object, Tell
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Round
-from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.run_file import Amendment, voids_of
 from sparseloco.peers.store import Store
 from sparseloco.types import Envelope, Key, Payload
 
@@ -120,6 +120,7 @@ class Desk:
 
         Raises:
             DriftError: if the manifest contradicts the own shared state.
+            VoidedError: if the owner has voided a round that led to that state.
             BehindError: if the round is so old that its frames are removed.
             QuorumError: after ``give_up_s``.
             Interrupted: if the peer leaves.
@@ -138,13 +139,18 @@ class Desk:
             poll_s=self.poll_s,
             give_up_s=self.give_up_s,
         )
-        manifest = driver.run(steps.run())
+        closed = None
+        while closed is None:
+            closed = self.finish(order, driver.run(steps.run()))
         missing = len(set(steps.awaited()) - set(steps.seen.frames))
         arrivals.record(steps.seen.late_s, missing, steps.policy.deadline_s)
-        return self.finish(order, manifest)
+        return closed
 
-    def finish(self, order: Order, manifest: Manifest) -> Closed:
+    def finish(self, order: Order, manifest: Manifest) -> Closed | None:
         """Fetch what an accepted manifest lists; nobody goes on without (rule 3).
+
+        Returns:
+            What to apply; None if the owner has voided the manifest meanwhile.
 
         Raises:
             BehindError: if it cannot be had, since rounds before a newer anchor are removed.
@@ -152,6 +158,9 @@ class Desk:
         driver = self.driver(order.key, order.expected)
         fetching = Fetching(manifest=manifest, me=self.me.peer_id, held=self.frames.hashes(), poll_s=self.poll_s)
         while not driver.run(fetching.one_pass()):
+            if void_of(manifest, voids_of(self.amendments)):
+                driver.run(fetching.clear())
+                return None
             if self.newer_anchor(order.key):
                 raise BehindError(
                     f"round {order.key.round}, fragment {order.key.fragment}: frames are gone and a newer anchor is "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 
 from sparseloco.peers.manifest import Manifest
@@ -38,3 +38,29 @@ def own_fate(manifest: Manifest, peer: str, in_flight: str | None, failed: Colle
     if in_flight is None:
         return Fate.NONE
     return Fate.CREDITED if entry is None else Fate.ACCEPTED
+
+
+def fate_since(
+    round: int, hash: str, peer: str, later: Manifest, named: Callable[[int, str], Manifest | None]
+) -> Fate | None:
+    """What became of a message, by the manifests from its round on, each of which is named by the one after it.
+
+    Args:
+        round: Of the message.
+        hash: Of its frame.
+        peer: Oneself.
+        later: An accepted manifest of a later round.
+        named: Gives the manifest of a round with that hash, or None if it cannot be had now.
+
+    Returns:
+        Stale if a later frame is listed too, since what is left over is then older than what was sent. None if a
+        manifest is missing, which proves nothing.
+    """
+    fate = Fate.NONE
+    while later.round > round and fate != Fate.STALE:
+        before = named(later.round - 1, later.previous)
+        if before is None:
+            return None
+        later = before
+        fate = own_fate(later, peer, hash if later.round == round else None)
+    return fate

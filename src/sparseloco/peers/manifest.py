@@ -19,7 +19,7 @@ from sparseloco.peers import canonical, paths
 from sparseloco.peers.canonical import Hash, Hex16, Hex32, Hex64, Hex128, Line
 from sparseloco.peers.identity import Domain, Identity, verify
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, run_at
+from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, Void, run_at, voids_of
 
 NO_HASH = "0" * 64
 """``previous`` of the first manifest of a fragment."""
@@ -114,6 +114,8 @@ class History:
         amendments: Acknowledged so far, by number.
         state_sha256: Hash of the own serialized shared state in rounds in which one is due, else empty.
         replayed: The state was just made again from an anchor, so that a digest that differs is the manifest's fault.
+        voids: What the owner has voided, as far as the reader knows. All readers come to know it, and until then their
+            chains differ.
     """
 
     run: RunFile
@@ -124,11 +126,22 @@ class History:
     amendments: tuple[Amendment, ...] = ()
     state_sha256: str = ""
     replayed: bool = False
+    voids: tuple[Void, ...] = ()
 
     @cached_property
     def policy(self) -> Policy:
         """The policy of this round as far as the manifests before decide it."""
         return run_at(self.run, self.amendments, self.round).policy
+
+    @property
+    def voided(self) -> Void | None:
+        """What the owner has voided of the rounds before this one, so that nothing that follows on them counts.
+
+        A chain that goes on after a voided round never acknowledges that amendment, see ``judge``.
+        """
+        known = len(self.amendments)
+        mine = (void for void in self.voids if void.fragment == self.fragment)
+        return next((void for void in mine if void.round < self.round and void.n >= known), None)
 
     def unacknowledged(self, known: Sequence[Amendment]) -> tuple[Amendment, ...]:
         """What a writer that knows these amendments acknowledges in the manifest of this round."""
@@ -211,7 +224,7 @@ def judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | Re
         manifest = canonical.decode(data, Manifest, what="manifest", limit=manifest_limit(history.policy))
     except WireError as error:
         return Refusal(str(error))
-    reason = _misplaced(manifest, place, history) or _amended(manifest, history)
+    reason = _misplaced(manifest, place, history) or _voided(manifest, history) or _amended(manifest, history)
     if not reason:  # only what the owner signed may change the policy that decides the rest
         policy = history.run_under(manifest.amended).policy
         reason = _unsigned(manifest, policy) or _entries(manifest, policy) or _left_out(manifest, policy)
@@ -237,6 +250,20 @@ def _misplaced(manifest: Manifest, place: paths.Manifest, history: History) -> s
     return ""
 
 
+def void_of(manifest: Manifest, voids: Sequence[Void]) -> Void | None:
+    """What voids a manifest: a round that it closes without acknowledging that the owner wants it closed anew."""
+    mine = (void for void in voids if (void.round, void.fragment) == (manifest.round, manifest.fragment))
+    return next((void for void in mine if manifest.amendments <= void.n), None)
+
+
+def _voided(manifest: Manifest, history: History) -> str:
+    if void := history.voided:
+        return f"it follows on round {void.round}, which amendment {void.n} voids"
+    if void := void_of(manifest, history.voids):
+        return f"amendments={manifest.amendments} must be above {void.n}, the amendment that voids this round"
+    return ""
+
+
 def _unsigned(manifest: Manifest, policy: Policy) -> str:
     if not policy.may_write(manifest.writer):
         return f"writer={manifest.writer} is not among those who may write manifests"
@@ -258,6 +285,9 @@ def _amended(manifest: Manifest, history: History) -> str:
     for n, amendment in enumerate(new, start=known):
         if (amendment.run, amendment.n) != (history.run.run, n) or not amendment.is_by(history.run.owner):
             return f"amendment {amendment.n} must be number {n} of this run, signed by its owner"
+    for void in voids_of(new):
+        if void.fragment == history.fragment and void.round < history.round:
+            return f"amendment {void.n} voids round {void.round}, which this chain is made of"
     return ""
 
 

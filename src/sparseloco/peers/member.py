@@ -8,8 +8,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sparseloco import rejoin
-from sparseloco.errors import ConfigError, StoreError
+from sparseloco import rejoin, wire
+from sparseloco.errors import CheckpointError, ConfigError, StoreError, WireError
 from sparseloco.peers import anchors, canonical
 from sparseloco.peers.clipping import payload_norm
 from sparseloco.peers.closing import Closed, Desk, Order
@@ -19,9 +19,10 @@ from sparseloco.peers.journal import Journal, Posted
 from sparseloco.peers.manifest import History, Manifest
 from sparseloco.peers.operations import Tell
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import RunFile
+from sparseloco.peers.run_file import RunFile, Void, voids_of
+from sparseloco.peers.sealed import TRAILER_BYTES
 from sparseloco.replica import Replica
-from sparseloco.types import Envelope, Key, TensorSpec
+from sparseloco.types import Envelope, Key, Payload, TensorSpec
 
 
 def tensor_table(specs: tuple[TensorSpec, ...]) -> str:
@@ -79,7 +80,38 @@ class Member:
 
     def start_of(self, fragment: int) -> History:
         """Where the chain of a fragment begins."""
-        return History(run=self.run, round=0, fragment=fragment, digest="")
+        return History(run=self.run, round=0, fragment=fragment, digest="", voids=voids_of(self.desk.amendments))
+
+    def voided(self) -> Void | None:
+        """What the owner, as is known now, has voided of the rounds that this replica has applied."""
+        voids = voids_of(self.desk.amendments)
+        self.chains = {fragment: replace(chain, voids=voids) for fragment, chain in self.chains.items()}
+        return next(filter(None, (chain.voided for chain in self.chains.values())), None)
+
+    def forget(self) -> None:
+        """Give up what is this replica's alone and has not been settled, and count steps anew; shared state stays."""
+        self.posted.clear()
+        self.retention = anchors.Retention(self.desk.store, self.desk.me.peer_id)  # it may have counted on what is void
+        for fragment, lane in enumerate(self.replica.lanes):
+            rejoin.set_residual(self.replica, fragment, [])
+            lane.in_flight = {}
+        self.replica.step = 0
+
+    def payload_of(self, posted: Posted) -> Payload | None:
+        """Content of a message that was written down; its digest may be that of a state that was wrong.
+
+        Raises:
+            CheckpointError: if it cannot be read.
+        """
+        lane = self.replica.lanes[posted.key.fragment]
+        if not posted.weight:
+            return None
+        specs = lane.channel.part_specs(lane.state)
+        run = bytes.fromhex(self.run.run)
+        try:
+            return wire.decode(posted.frame[:-TRAILER_BYTES], specs, self.replica.fingerprint, run).payload
+        except WireError as error:
+            raise CheckpointError(f"journal: {error}; remove the journal, which costs its residual only") from error
 
     def order(self, key: Key, *, replayed: bool = False) -> Order:
         """What is to be closed next for a fragment, with its present shared state."""

@@ -7,7 +7,7 @@ were sent in, from the history, and from a monotonic clock of the reader's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparseloco.errors import DivergenceError, QuorumError
 from sparseloco.peers import deadline, paths
@@ -43,10 +43,11 @@ from sparseloco.peers.operations import (
     TooLarge,
     Unavailable,
     Upload,
+    VoidedError,
     Wait,
 )  # fmt: skip
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.run_file import Amendment, voids_of
 
 MAX_TRIES = 3
 """Frames of one peer that are looked at in a round: one, and another if it was refused and the peer started over."""
@@ -114,6 +115,9 @@ class Round:
 
     def _learn(self) -> None:
         """Take note of what the owner has signed meanwhile."""
+        voids = voids_of(self.amendments)
+        if voids != self.history.voids:
+            self.history = replace(self.history, voids=voids)
         self.amended = self.history.unacknowledged(self.amendments)
         self.policy = self.history.run_under(self.amended).policy
 
@@ -125,6 +129,7 @@ class Round:
 
         Raises:
             DriftError: if it contradicts the own state.
+            VoidedError: if the owner has voided a round that led to the own state.
             QuorumError: after ``give_up_s``, naming who is missing and since when.
         """
         started = self.now()
@@ -153,6 +158,11 @@ class Round:
 
     def follow(self) -> Steps[Manifest | None]:
         """The first attempt that is valid, from where this peer stands; None if the next one is not there."""
+        if void := self.history.voided:
+            raise VoidedError(
+                f"{self._where}: the owner has voided round {void.round}, which this peer has applied; start over from "
+                "an anchor"
+            )
         limit = manifest_limit(self.history.policy)
         while self.seen.attempt <= paths.MAX_ATTEMPT:
             place = paths.Manifest(self.history.round, self.history.fragment, self.seen.attempt)

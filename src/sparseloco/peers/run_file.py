@@ -10,11 +10,12 @@ import contextlib
 import math
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from sparseloco.errors import ConfigError, WireError
+from sparseloco.peers import paths
 from sparseloco.peers.canonical import Hex16, Hex32, Hex64, Hex128, Line, decode, encode, sha256
 from sparseloco.peers.identity import Domain, Identity, verify
 from sparseloco.peers.policy import Policy
@@ -28,10 +29,25 @@ _LOCAL = re.compile(r"[/\\~]|[A-Za-z]:|.*(?:^|[/\\])\.\.(?:[/\\]|$)", re.S)
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://|\s*(?:file|data|javascript):", re.I)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _RATE = "algorithm.outer_lr"
+VOID = "void"
 _AT_START = ("policy.lease_s", "policy.slots", "policy.rejoin_warmup_steps")
 MAX_RATE = 1000.0
 NEXT_ROUND = ("policy.anchor_every", "policy.max_peers")
 """What a reader of a manifest must know before it has read it: these hold from the round after at the earliest."""
+
+
+class Void(NamedTuple):
+    """A round that the owner has closed anew: manifests count there only if they acknowledge amendment ``n``.
+
+    Attributes:
+        round: The round.
+        fragment: The fragment.
+        n: Number of the amendment that says so.
+    """
+
+    round: int
+    fragment: int
+    n: int
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +116,8 @@ class Amendment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         n: Its number, from 0 on without gaps.
         round: First round that it may hold in.
         changes: New values by dotted name: any key of ``policy``, and ``algorithm.outer_lr``, which every peer applies
-            for itself and which is in no frame.
+            for itself and which is in no frame. ``void`` has the number of a fragment: its manifest of ``round`` counts
+            only if it acknowledges this amendment.
         signature: Of the owner over all of the above.
     """
 
@@ -118,10 +135,13 @@ class Amendment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _check_plain("changes", self.changes)
         for name in self.changes:
             section, _, key = name.partition(".")
-            if name != _RATE and (section != "policy" or not key or "." in key):
+            if name not in (_RATE, VOID) and (section != "policy" or not key or "." in key):
                 raise ConfigError(
                     f"changes: {name!r} cannot be amended; name a key of policy or {_RATE}, or start another run"
                 )
+        fragment = self.changes.get(VOID, 0)
+        if type(fragment) is not int or not 0 <= fragment <= paths.MAX_FRAGMENT:
+            raise ConfigError(f"{VOID}={fragment!r}: must be a fragment, from 0 to {paths.MAX_FRAGMENT}; name one")
 
     def signed(self, owner: Identity) -> Amendment:
         """The same with the owner's signature."""
@@ -192,6 +212,11 @@ def run_at(run: RunFile, before: Sequence[Amendment], round: int, amended: Seque
     return run
 
 
+def voids_of(amendments: Sequence[Amendment]) -> tuple[Void, ...]:
+    """Rounds that these amendments void."""
+    return tuple(Void(one.round, one.changes[VOID], one.n) for one in amendments if VOID in one.changes)
+
+
 def apply_amendment(run: RunFile, amendment: Amendment, put_off: Collection[str] = ()) -> RunFile:
     """The run with these changes, but for those that are put off.
 
@@ -207,7 +232,7 @@ def apply_amendment(run: RunFile, amendment: Amendment, put_off: Collection[str]
             raise ConfigError(f"changes: {name!r} is read from run.json when a peer starts; start another run")
         if name == _RATE:
             _check_rate(run, value)
-        if name not in put_off:
+        if name not in (*put_off, VOID):
             table[section] = {**table[section], key: value}
     try:
         return msgspec.convert(table, RunFile, strict=True)

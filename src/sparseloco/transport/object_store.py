@@ -24,7 +24,7 @@ from sparseloco.peers.journal import Journal
 from sparseloco.peers.leases import Heart
 from sparseloco.peers.member import Member, check_run
 from sparseloco.peers.membership import Leases
-from sparseloco.peers.operations import DriftError, Tell
+from sparseloco.peers.operations import DriftError, Tell, VoidedError
 from sparseloco.peers.patience import Meter, Patience, Patient
 from sparseloco.peers.replay import CatchUp, Progress
 from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run, run_at
@@ -129,7 +129,7 @@ class ObjectStore:
             live=self._heart.live,
             last_seen=self._heart.last_seen,
             clock=clock,
-            newer_anchor=lambda key: anchored_after(self.store, self.run, key),
+            newer_anchor=lambda key: anchored_after(self.store, self._connected().start_of(key.fragment), key.round),
             poll_s=poll_s,
             give_up_s=give_up_s,
             frames=Frames(self._folder / "frames"),
@@ -186,7 +186,8 @@ class ObjectStore:
 
         Returns:
             Envelopes in the order of the manifest: the own one with the own number, others numbered from ``2**32``.
-            Empty if the replica was so late that it was moved to a newer anchor; the key is not in flight then.
+            Empty if the replica was so late that it was moved to a newer anchor, or started over since the owner has
+            voided a round; the key is not in flight then.
 
         Raises:
             DivergenceError: if the manifest contradicts the own shared state, and no replay explains it.
@@ -198,21 +199,18 @@ class ObjectStore:
         member = self._connected()
         if key not in self._open:
             self._close_later(key)
-        order, closing = self._open.pop(key)
+        assert self._catch_up is not None
         try:
-            closed = self._outcome(key, closing)
-        except DriftError as error:
-            self._tell(Tell("drifted", key.round, key.fragment, str(error)))
-            assert self._catch_up is not None
-            self._catch_up.again(key)
-            order = member.order(key, replayed=True)
-            closed = self._desk.close(order)
+            order, closed = self._closed(key)
         except BehindError as error:
             self._tell(Tell("behind", key.round, key.fragment, str(error)))
-            assert self._catch_up is not None
             self._catch_up.leap(key)
             self._resume()
             return []
+        except VoidedError:
+            self._catch_up.run()
+            self._resume()
+            return self.collect(key) if key in member.replica.in_flight() else []
         member.accept(order, closed)
         self._heart.round = key.round + 1
         self._may_lag = True
@@ -299,7 +297,7 @@ class ObjectStore:
         retention = anchors.Retention(self.store, self.peer_id)
         journal = Journal(self._folder, self.run.run)
         self._member = Member(self.run, replica, journal, self._desk, self._errands, retention)
-        self._catch_up = CatchUp(self._member, lambda: self.meter.total().received_bytes, self._progress, self._clock)
+        self._catch_up = CatchUp(self._member, self._received, self._progress, self._clock, self._forget_open)
         self._catch_up.remember()
         self._catch_up.run()
         self._heart.round = max(chain.round for chain in self._member.chains.values())
@@ -319,6 +317,27 @@ class ObjectStore:
         for envelope in replica.outbox():
             self.post(envelope)
         settle(replica, self)
+
+    def _closed(self, key: Key) -> tuple[Order, Closed]:
+        """A round that has its manifest, if need be after the own state was made again."""
+        member = self._connected()
+        order, closing = self._open.pop(key)
+        try:
+            return order, self._outcome(key, closing)
+        except DriftError as error:
+            self._tell(Tell("drifted", key.round, key.fragment, str(error)))
+            assert self._catch_up is not None
+            self._catch_up.again(key)
+            order = member.order(key, replayed=True)
+            return order, self._desk.close(order)
+
+    def _forget_open(self) -> None:
+        """Nobody waits any more for what is open; the threads that do end with their rounds, or with this peer."""
+        assert self._closers is not None
+        self._open.clear()
+        self._early.clear()
+        self._closers.shutdown(wait=False, cancel_futures=True)
+        self._closers = ThreadPoolExecutor(len(self._connected().replica.lanes) + 1, "sparseloco-round")
 
     def _outcome(self, key: Key, closing: Future[Closed]) -> Closed:
         """Wait for a round, unless this peer was asked to stop: what it has posted is written down and in the store."""
@@ -340,6 +359,9 @@ class ObjectStore:
         if self._member is None:
             raise ConfigError("transport=not connected: must know its replica; call connect first")
         return self._member
+
+    def _received(self) -> int:
+        return self.meter.total().received_bytes
 
     def _beat(self) -> None:
         """What is looked at with every lease."""
