@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparseloco.peers import paths
-from sparseloco.peers.manifest import Manifest, seal
+from sparseloco.peers.canonical import sha256
+from sparseloco.peers.manifest import Entry, Manifest, seal
 from sparseloco.peers.operations import (
     Create,
     Delete,
@@ -33,8 +34,9 @@ from sparseloco.peers.operations import (
     Upload,
 )  # fmt: skip
 from sparseloco.peers.run_file import run_at
-from tests.peers.machine import Local, Machine, Rules, accepted_of, in_flight
+from tests.peers.machine import CONTENT, WEIGHT, Local, Machine, Rules, accepted_of, in_flight
 from tests.peers.runs import identity
+from tests.peers.verdicts import cached_seal
 from tests.peers.world_store import Store, frames_of, read_frames, write
 
 
@@ -50,6 +52,7 @@ class Budget(NamedTuple):
     garbage: int = 0
     deletions: int = 0
     restores: int = 0
+    ghosts: int = 0
 
 
 class World(NamedTuple):
@@ -62,6 +65,8 @@ class World(NamedTuple):
     restored: bool = False
     signed: int = 0
     """Amendments that the owner has put."""
+    ghost: tuple[str, bytes] | None = None
+    """A frame that a manifest lists and its peer puts and takes away as it likes."""
 
 
 class Move(NamedTuple):
@@ -120,6 +125,9 @@ class Checker:
             "amend": world.signed < len(self.rules.changes),
             "garbage": world.budget.garbage,
             "delete frame": world.budget.deletions and frames_of(world.store),
+            "ghost": world.budget.ghosts and self._haunted(world),
+            "appear": world.ghost and world.ghost[0] not in world.store.data,
+            "vanish": world.ghost and world.ghost[0] in world.store.data,
         }
         yield from (Move(what) for what, may_happen in possible.items() if may_happen)
 
@@ -142,6 +150,12 @@ class Checker:
             return world._replace(signed=world.signed + 1)
         if move.what == "garbage":
             return self._litter(world)
+        if move.what == "ghost":
+            return self._haunt(world)
+        if move.what in ("appear", "vanish"):
+            assert world.ghost
+            store = world.store.put(*world.ghost) if move.what == "appear" else world.store.delete(world.ghost[0])
+            return world._replace(store=store)
         if move.what == "delete frame":
             budget = world.budget._replace(deletions=world.budget.deletions - 1)
             return world._replace(store=world.store.delete(frames_of(world.store)[0]), budget=budget)
@@ -219,6 +233,34 @@ class Checker:
         budget = world.budget._replace(garbage=world.budget.garbage - 1)
         return world._replace(store=world.store.create(str(place), data), budget=budget)
 
+    def _haunted(self, world: World) -> list[tuple[Local, str]]:
+        """Peers in the round that can be voided, and a frame that a hostile writer may list beside a ghost."""
+        there = [local for local in world.peers if local.base.durable.round == self.rules.amends]
+        frames = [path for path in frames_of(world.store) if path.startswith(paths.round_prefix(self.rules.amends, 0))]
+        return [(there[0], path) for path in frames[:1]] if there else []
+
+    def _haunt(self, world: World) -> World:
+        """A manifest that is in order, of a hostile member, and lists a frame that is nowhere."""
+        local, path = self._haunted(world)[0]
+        hostile, durable = identity(51), local.base.durable
+        frame = {"peer": hostile.peer_id, "digest": durable.digest, "weight": WEIGHT, "tokens": []}
+        data = json.dumps(frame).encode()
+        CONTENT[sha256(data)] = data.decode()
+        place = paths.Frame(durable.round, 0, hostile.peer_id, 0, sha256(data))
+        listed = [(str(place), data), (path, world.store.data[path])]
+        entries = sorted((paths.parse(name).peer, sha256(body), len(body)) for name, body in listed)
+        attempt = next(n for n in range(9) if str(paths.Manifest(durable.round, 0, n)) not in world.store.data)
+        manifest = Manifest(
+            run=self.machines[0].run.run, round=durable.round, fragment=0, attempt=attempt, previous=durable.previous,
+            digest=durable.digest, amendments=durable.acknowledged, state_sha256="" if durable.round else "e" * 64,
+            entries=tuple(Entry(peer=peer, hash=hash, size=size, weight=WEIGHT) for peer, hash, size in entries),
+            writer=hostile.public,
+        )  # fmt: skip
+        store = world.store.create(str(paths.Manifest(durable.round, 0, attempt)), cached_seal(manifest, hostile))
+        return world._replace(
+            store=store, ghost=(str(place), data), budget=world.budget._replace(ghosts=world.budget.ghosts - 1)
+        )
+
     def _moved(self, world: World, index: int, local: Local) -> World:
         peers = tuple(local if i == index else other for i, other in enumerate(world.peers))
         changed = world._replace(peers=peers)
@@ -227,7 +269,11 @@ class Checker:
     # What must hold.
 
     def _checked(self, world: World) -> World:
-        histories = [local.base.durable.applied for local in world.peers]
+        histories = [
+            local.base.durable.applied
+            for machine, local in zip(self.machines, world.peers, strict=True)
+            if not machine.follows_on_a_void(local.base.durable, world.signed)
+        ]
         for round in range(self.rules.num_rounds):
             lists = [history[round] for history in histories if len(history) > round]
             if any(other is not lists[0] and other != lists[0] for other in lists):
@@ -249,9 +295,11 @@ class Checker:
             kept = durable.residual  # settled, not trained yet
         if twice := kept & set(accepted):
             raise Violation(f"peer {index}: {min(twice)} was applied and is kept as well")
-        if durable.dropped and not world.restored:
+        if world.restored or durable.over:
+            return
+        if durable.dropped:
             raise Violation(f"peer {index}: {min(durable.dropped)} was dropped although nothing was restored")
-        if not world.restored and durable.produced != kept | set(accepted) | durable.dropped:
+        if durable.produced != kept | set(accepted) | durable.dropped:
             raise Violation(f"peer {index}: the ledger does not close")
 
     def _check_digests(self, history: tuple[tuple[tuple[str, str], ...], ...]) -> None:
@@ -300,13 +348,14 @@ class Checker:
         """With faults and crashes at an end, whoever is up finishes all rounds, if a writer is among them."""
         path: list[World] = []
         writers_up = any(not world.peers[i].base.stage.startswith(("down", "drifted")) for i in self._known_writers)
-        everybody = not writers_up or self.budget.deletions > 0
+        everybody = not writers_up or self.budget.deletions > 0 or world.ghost is not None
         for _ in range(60):
             if world in self._good:
                 break
             path.append(world)
             before, world = world, self._sweep(world, everybody)
             if all(local.base.stage in ("done", "drifted") or local.base.stage[:4] == "down" for local in world.peers):
+                self._check_voids(world)
                 break
             if world == before:
                 stuck = [i for i, local in enumerate(world.peers) if local.base.stage in ("close", "fetch")]
@@ -314,6 +363,12 @@ class Checker:
         else:
             raise Violation("peers go round and round although a writer lives")
         self._good.update(path)
+
+    def _check_voids(self, world: World) -> None:
+        for index, local in enumerate(world.peers):
+            durable, known = local.base.durable, local.base.known
+            if local.base.stage == "done" and self.machines[index].follows_on_a_void(durable, known):
+                raise Violation(f"peer {index}: keeps a round that was voided")
 
     def _sweep(self, world: World, everybody: bool) -> World:
         """Each peer makes a pass and its deadline passes; nothing goes wrong, and the owner has helped."""
@@ -337,5 +392,6 @@ class Checker:
 
 
 def may_learn(world: World, local: Local) -> bool:
-    """Whether a peer may come to know of one more amendment, between two passes."""
-    return local.base.stage in ("close", "fetch") and not local.outcomes and local.base.known < world.signed
+    """Whether a peer may come to know of one more amendment: between two passes, or in one that only reads."""
+    between = local.base.stage in ("fetch", "done") or (local.base.stage == "close" and not local.outcomes)
+    return between and local.base.known < world.signed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,11 +16,11 @@ from sparseloco.peers import manifest as manifests
 from sparseloco.peers.canonical import sha256
 from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.identity import Identity
-from sparseloco.peers.manifest import NO_HASH, History, Manifest
+from sparseloco.peers.manifest import NO_HASH, History, Manifest, void_of
 from sparseloco.peers.operations import DriftError, Fetched, Good, Inspected, Operation, Outcome, Tell
 from sparseloco.peers.relays import Fetching
 from sparseloco.peers.rounds import Round, Seen
-from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.run_file import Amendment, voids_of
 from tests.peers.runs import OWNER, identity, make_run
 from tests.peers.verdicts import read_manifest
 
@@ -44,6 +44,8 @@ class Durable(NamedTuple):
     dropped: frozenset[str]
     manifests: tuple[bytes, ...] = ()
     acknowledged: int = 0
+    over: bool = False
+    """It has started over, so that what it had made before is lost and in no ledger."""
 
 
 class Base(NamedTuple):
@@ -121,6 +123,10 @@ class Rules:
     min_peers: int = 2
     changes: tuple[dict[str, Any], ...] = ()
     """What the owner amends, one after the other, at any time."""
+    amends: int = 0
+    """The round that these amendments name."""
+    notices_voids: bool = True
+    starts_over: bool = True
 
 
 class Machine:
@@ -136,7 +142,7 @@ class Machine:
             anchor_every=100,
         )
         self.amendments = tuple(
-            Amendment(run=self.run.run, n=n, round=0, changes=changes).signed(identity(OWNER))
+            Amendment(run=self.run.run, n=n, round=rules.amends, changes=changes).signed(identity(OWNER))
             for n, changes in enumerate(rules.changes)
         )
         self.peers = [identity(i).peer_id for i in range(3)]
@@ -214,7 +220,21 @@ class Machine:
         return local.base._replace(clock=LATE)
 
     def _learned(self, local: Local) -> Base:
-        return local.base._replace(known=local.base.known + 1)
+        base = local.base._replace(known=local.base.known + 1)
+        voids = voids_of(self.amendments[: base.known])
+        if self.rules.starts_over and self.follows_on_a_void(base.durable, base.known):
+            none: frozenset[str] = frozenset()
+            durable = base.durable
+            anew = Durable(-1, durable.life + 1, NO_HASH, "a" * 32, none, b"", (), durable.held, none, none, over=True)
+            return self.train(anew)._replace(known=base.known)
+        if base.stage == "fetch" and self.rules.notices_voids and void_of(read_manifest(base.manifest), voids):
+            return base._replace(stage="close", memory=snapshot(Seen(), SEEN), manifest=b"")
+        return base
+
+    def follows_on_a_void(self, durable: Durable, known: int) -> bool:
+        """Whether a peer's chain counts no more, given so many amendments."""
+        history = self._history(durable.round, durable.digest, durable.previous, durable.acknowledged)
+        return replace(history, voids=voids_of(self.amendments[:known])).voided is not None
 
     _CHANGES: ClassVar = {
         "crash": _crashed, "restart": _restarted, "restore": _restored, "deadline": _later, "learn": _learned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sparseloco.peers import paths
 from sparseloco.peers.fates import Fate, own_fate
@@ -64,6 +65,25 @@ class JudgesByWhatItKnows(Round):
                 return manifest
             self.seen.attempt += 1
         return None
+
+
+class TakesAnyOther(Round):
+    """A void that skips the manifest that is there, and asks nothing of the one that takes its place."""
+
+    def _learn(self) -> None:
+        super()._learn()
+        if self.history.voids and not self.seen.attempt:
+            self.seen.attempt = 1
+        self.history = replace(self.history, voids=())
+
+
+class KeepsWhatItApplied(Round):
+    """A void that holds for those who wait, and not for those who have applied the manifest."""
+
+    def _learn(self) -> None:
+        super()._learn()
+        here = tuple(void for void in self.history.voids if void.round == self.history.round)
+        self.history = replace(self.history, voids=here)
 
 
 class CreditsWithoutManifest(Round):

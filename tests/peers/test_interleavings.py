@@ -62,6 +62,13 @@ SCENES = {
         Rules(num_rounds=2, changes=({"policy.min_peers": 3}, {"policy.writers": WRITER})),
         Budget(crashes=1, faults=2), {},
     ),
+    "a ghost is voided": (
+        Rules(num_rounds=2, serve=True, changes=({"void": 0},)), Budget(crashes=1, faults=2, ghosts=1), {}
+    ),
+    "ghosts are voided later": (
+        Rules(num_rounds=3, serve=True, amends=1, changes=({"void": 0}, {"void": 0, "policy.writers": WRITER})),
+        Budget(crashes=1, faults=1, ghosts=2), {},
+    ),
 }  # fmt: skip
 
 
@@ -122,6 +129,17 @@ MUTANTS = {
     "amendments: judged by what one knows": (
         Rules(round_class=mutants.JudgesByWhatItKnows, changes=({"policy.min_peers": 3},)), Budget(), {},
         "peers applied different lists",
+    ),
+    "voids: not while one waits": (
+        Rules(notices_voids=False, changes=({"void": 0},)), Budget(ghosts=1), {}, "are stuck although a writer lives",
+    ),
+    "voids: what was applied stays": (
+        Rules(mutants.KeepsWhatItApplied, starts_over=False, num_rounds=2, changes=({"void": 0},)),
+        Budget(ghosts=1), {}, "go round and round although a writer lives",
+    ),
+    "voids: anybody may take the place": (
+        Rules(mutants.TakesAnyOther, num_rounds=1, changes=({"void": 0, "policy.writers": WRITER},)),
+        Budget(ghosts=2), {}, "are stuck although a writer lives",
     ),
     "rule 2: credit without a manifest": (
         Rules(round_class=mutants.CreditsWithoutManifest, writers=(0,)), Budget(), {}, "peers applied different lists",

@@ -23,7 +23,7 @@ _VERDICTS: dict[Any, Any] = {}
 
 def cached_judge(data: bytes, place: paths.Manifest, history: History) -> Any:
     """``judge`` is a pure function, so its values may be kept."""
-    key = (data, place, history.previous, history.digest, history.policy, len(history.amendments))
+    key = (data, place, history.previous, history.digest, history.policy, len(history.amendments), history.voids)
     if key not in _VERDICTS:
         _VERDICTS[key] = manifests.judge(data, place, history)
     return _VERDICTS[key]

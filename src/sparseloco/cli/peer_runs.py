@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,24 +19,28 @@ from sparseloco.errors import AlreadyExists, ConfigError, NotFound, WireError
 from sparseloco.joined import tokens_per_round
 from sparseloco.model import build_run_model
 from sparseloco.peers import canonical, paths
-from sparseloco.peers.claims import known_amendments, reader_of
+from sparseloco.peers.claims import claim_at, known_amendments, reader_of
 from sparseloco.peers.identity import Identity
+from sparseloco.peers.manifest import MAX_AMENDED, History, Manifest
 from sparseloco.peers.member import tensor_table
 from sparseloco.peers.patience import Patient
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.run_file import (
     NEXT_ROUND,
     RUN_LIMIT,
+    VOID,
     Amendment,
     RunFile,
     apply_amendment,
     read_run,
     run_at,
     run_id,
+    voids_of,
 )
 from sparseloco.peers.store import open_store, probe
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, to_table
+from sparseloco.types import Key
 
 _TOKENIZER_LIMIT = 2**26
 _ONE = ("workers", "shards", "processes")
@@ -214,11 +218,14 @@ def amend_run(url: str, owner: Identity, round_: int, changes: Sequence[str]) ->
     Raises:
         ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
     """
-    table = parse_table("", changes)
-    values = {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
     store = Patient(open_store(url))
-    run = read_run_of(store, url)
-    return put_amendment(store, run, owner, round_, values)
+    return put_amendment(store, read_run_of(store, url), owner, round_, changes_of(changes))
+
+
+def changes_of(words: Sequence[str]) -> dict[str, Any]:
+    """Values by dotted name, from ``section.key=value``."""
+    table = parse_table("", words)
+    return {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
 
 
 def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, changes: Mapping[str, Any]) -> Amendment:
@@ -235,6 +242,61 @@ def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, ch
     amendment = amendment.signed(owner)
     store.create(str(paths.Amend(amendment.n)), canonical.encode(amendment))
     return amendment
+
+
+class Voided(NamedTuple):
+    """A round that was voided: what says so, and the manifest that counts no more."""
+
+    amendment: Amendment
+    manifest: Manifest
+
+
+def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, bar_writer: bool) -> Voided:
+    """Write an amendment after which the manifest of a round counts only if it acknowledges that amendment.
+
+    Args:
+        url: Of the run.
+        owner: Its owner.
+        key: Round and fragment.
+        changes: Further changes, which hold for the manifest that takes the place of the one that is voided.
+        bar_writer: Whoever wrote that one may write none any more.
+
+    Raises:
+        ConfigError: if there is no such manifest, its writer is on no list, or as in ``amend_run``.
+    """
+    store = Patient(open_store(url))
+    run = read_run_of(store, url)
+    read = reader_of(store)
+    known = known_amendments(read, run)
+    start = History(run=run, round=0, fragment=key.fragment, digest="", voids=voids_of(known))
+    found = claim_at(read, start, key.round)
+    if found is None:
+        raise ConfigError(
+            f"--round {key.round} --fragment {key.fragment}: must have a manifest that counts, and there is none; look "
+            "with `sparseloco status`"
+        )
+    manifest, history = found
+    pending = len(known) - len(history.amendments)
+    if pending >= MAX_AMENDED:
+        raise ConfigError(
+            f"--round {key.round}: has {pending} amendments that are not acknowledged, and a manifest acknowledges at "
+            f"most {MAX_AMENDED}, so it would never close again; start another run"
+        )
+    values: dict[str, Any] = {VOID: key.fragment, **changes_of(changes)}
+    if bar_writer:
+        values["policy.writers"] = _without(run_at(run, known, paths.MAX_ROUND).policy, manifest.writer)
+    return Voided(put_amendment(store, run, owner, key.round, values), manifest)
+
+
+def _without(policy: Policy, writer: str) -> list[str]:
+    """Those who may write manifests but for one."""
+    keys = [key for key in policy.writers or policy.members if key != writer]
+    if not keys:
+        raise ConfigError(
+            f"--bar-writer: must leave a writer, and the policy names none but {writer}; name those who may write with "
+            "policy.writers='[...]'"
+        )
+    return keys
 
 
 def told(amendment: Amendment) -> str:
