@@ -20,7 +20,6 @@ from tests.driver import ROWS
 from tests.peers.crowd import OWNER, Peer, identities, identity, loopback, make_run, together, train_all
 from tests.peers.test_amending import wait_until
 
-ROW = "sparseloco"
 HOSTILE = identity("hostile")
 GHOST = "9" * 64
 
@@ -28,30 +27,32 @@ GHOST = "9" * 64
 class Scene:
     """A run in a directory, whose owner has a key file."""
 
-    def __init__(self, folder: Path, cli: Call, **policy: object) -> None:
-        self.folder, self.cli = folder, cli
+    def __init__(self, folder: Path, cli: Call, row: str = "sparseloco", **policy: object) -> None:
+        self.folder, self.cli, self.row = folder, cli, row
         OWNER.save(folder / "owner.key")
-        self.run: RunFile = make_run(ROWS[ROW](), toy.net(), **policy)
+        self.run: RunFile = make_run(ROWS[row](), toy.net(), **policy)
         self.store: Store = open_store(str(folder / "run"))
         self.store.create(str(paths.Run()), canonical.encode(self.run))
 
     def comes(self, number: int) -> Peer:
         me = identities(3)[number]
-        return Peer(self.run, ROWS[ROW](), self.store, me, self.folder / f"peer-{number}", number)
+        return Peer(self.run, ROWS[self.row](), self.store, me, self.folder / f"peer-{number}", number)
 
-    def manifest(self, round: int, attempt: int) -> Manifest:
-        data = self.store.get(str(paths.Manifest(round, 0, attempt)), limit=2**20)
+    def manifest(self, round: int, attempt: int, fragment: int = 0) -> Manifest:
+        data = self.store.get(str(paths.Manifest(round, fragment, attempt)), limit=2**20)
         return canonical.decode(data, Manifest, what="manifest", limit=2**20)
 
-    def hostile(self, peer: Peer, round: int, *, attempt: int = 0, entries: tuple[Entry, ...] = ()) -> Manifest:
+    def hostile(self, peer: Peer, key: Key, *, attempt: int = 0, entries: tuple[Entry, ...] = ()) -> Manifest:
         """A manifest of a member, after the state that ``peer`` has."""
+        round, fragment = key
         made = Manifest(
-            run=self.run.run, round=round, fragment=0, attempt=attempt, previous=self.manifest(round - 1, 0).sha256,
-            digest=fragment_digest(peer.replica, 0), amendments=0, entries=entries, writer=HOSTILE.public,
-            state_sha256=anchors.state_hash(peer.replica, self.run.run, Key(round, 0)) if round % 2 == 0 else "",
+            run=self.run.run, round=round, fragment=fragment, attempt=attempt, amendments=0, entries=entries,
+            previous=self.manifest(round - 1, 0, fragment).sha256, digest=fragment_digest(peer.replica, fragment),
+            writer=HOSTILE.public,
+            state_sha256=anchors.state_hash(peer.replica, self.run.run, key) if round % 2 == 0 else "",
         )  # fmt: skip
-        self.store.create(str(paths.Manifest(round, 0, attempt)), seal(made, HOSTILE))
-        return self.manifest(round, attempt)
+        self.store.create(str(paths.Manifest(round, fragment, attempt)), seal(made, HOSTILE))
+        return self.manifest(round, attempt, fragment)
 
     def void(self, round: int, *more: str) -> str:
         url, key = str(self.folder / "run"), str(self.folder / "owner.key")
@@ -72,9 +73,9 @@ def test_peers_that_wait_for_a_frame_that_is_nowhere_go_on_once_it_is_voided(tmp
     keys = ",".join(f'"{key}"' for key in sorted(peer.me.public for peer in peers))
     try:
         train_all(peers, 9)
-        gone = scene.hostile(peers[0], 2, entries=ghosts())
+        gone = scene.hostile(peers[0], Key(2, 0), entries=ghosts())
         for attempt in (1, 2):
-            scene.hostile(peers[0], 2, attempt=attempt, entries=ghosts())
+            scene.hostile(peers[0], Key(2, 0), attempt=attempt, entries=ghosts())
 
         def help() -> None:
             wait_until(lambda: all(f"{GHOST[:8]}" in tell.text for peer in peers for tell in peer.said[-1:]))
@@ -88,7 +89,7 @@ def test_peers_that_wait_for_a_frame_that_is_nowhere_go_on_once_it_is_voided(tmp
     finally:
         for peer in peers:
             peer.transport.leave()
-    assert {peer.replica.digest() for peer in peers} == {loopback(ROWS[ROW](), 2, 17).replicas[0].digest()}
+    assert {peer.replica.digest() for peer in peers} == {loopback(ROWS["sparseloco"](), 2, 17).replicas[0].digest()}
     taken = scene.manifest(2, 3)
     assert (len(taken.entries), taken.amendments) == (2, 1)
     for peer in peers:
@@ -107,7 +108,7 @@ def test_a_peer_that_has_applied_it_starts_over_from_an_anchor(how: str, tmp_pat
     scene = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0)
     peer = scene.comes(0)
     peer.train(9)
-    gone = scene.hostile(peer, 2)
+    gone = scene.hostile(peer, Key(2, 0))
     peer.train(21)
     assert scene.manifest(3, 0).previous == gone.sha256
     wait_until(lambda: {0, 4} <= {place.round for place in anchors.listed(scene.store)})
@@ -134,6 +135,28 @@ def test_a_peer_that_has_applied_it_starts_over_from_an_anchor(how: str, tmp_pat
     assert [manifest.amendments for manifest in chain] == [0, 0, 1, 1, 1, 1]
     assert all(after.previous == one.sha256 for one, after in pairwise(chain))
     assert "voided" not in joiner.kinds()
+
+
+def test_all_fragments_start_over_together(tmp_path: Path, cli: Call) -> None:
+    """Their steps are counted together, so none can stay where it was; with messages in flight, too."""
+    scene = Scene(tmp_path, cli, "streaming_diloco", min_peers=1, deadline_s=1.0)
+    peer = scene.comes(0)
+    peer.train(8)
+    scene.hostile(peer, Key(2, 1))
+    peer.train(21)
+    wait_until(lambda: {0, 2, 4} <= {place.round for place in anchors.listed(scene.store)})
+    scene.void(2, "--fragment", "1")
+    peer.transport._beat()
+    peer.train(33)
+    joiner = scene.comes(1)
+    try:
+        joiner.transport.connect(joiner.replica)
+        assert joiner.replica.digest() == peer.digests[joiner.replica.step]
+    finally:
+        joiner.transport.leave()
+        peer.transport.leave()
+    assert [tell.fragment for tell in peer.said if tell.kind == "voided"] == [1]
+    assert [scene.manifest(number, 1, 1).amendments for number in (2, 3, 4)] == [1, 1, 1]
 
 
 def test_what_can_be_voided(tmp_path: Path, cli: Call) -> None:
