@@ -27,7 +27,7 @@ from sparseloco.peers.manifest import (
     seal,
 )
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.run_file import Amendment, Void, voids_of
 from tests.peers.runs import OWNER, identity, make_run
 
 RUN = make_run(max_peers=3, max_tokens_per_round=1000, max_frame_bytes=4096)
@@ -243,6 +243,49 @@ def test_what_a_reader_must_know_before_it_reads_holds_from_the_next_round() -> 
     both = amendment(0, **{"policy.max_peers": 9, "policy.min_peers": 8})
     assert HISTORY.run_under((both,)).policy == HISTORY.policy, "8 of at most 3 is no rule, so nothing of it holds yet"
     assert HISTORY.after(verdict(amendments=1, amended=(both,)), "f" * 32).policy.min_peers == 8
+
+
+def test_where_a_round_is_voided_only_what_acknowledges_it_counts() -> None:
+    """It depends on what the reader knows of the owner's voids, and on nothing else that it has seen."""
+    void = Amendment(run=RUN.run, n=0, round=5, changes={"void": 1}).signed(identity(OWNER))
+    knows = replace(HISTORY, voids=voids_of([void]))
+    assert knows.voids == (Void(5, 1, 0),)
+    assert isinstance(verdict(), Manifest)
+    refused = verdict(knows)
+    assert isinstance(refused, Refusal)
+    assert "amendments=0 must be above 0, the amendment that voids this round" in refused.reason
+    assert isinstance(verdict(knows, amendments=1, amended=(void,)), Manifest)
+    for other in (Void(4, 0, 0), Void(6, 1, 0), Void(5, 0, 0)):  # another fragment, a later round
+        assert isinstance(verdict(replace(HISTORY, voids=(other,))), Manifest)
+
+
+def test_nothing_that_follows_on_a_voided_round_counts() -> None:
+    """And no such chain can hide it by acknowledging the amendment later, not even where nobody knows of it yet."""
+    void = Amendment(run=RUN.run, n=0, round=4, changes={"void": 1}).signed(identity(OWNER))
+    knows = replace(HISTORY, voids=voids_of([void]))
+    assert knows.voided == Void(4, 1, 0)
+    for history in (knows, HISTORY):
+        found = verdict(history, amendments=1, amended=(void,))
+        assert isinstance(found, Refusal)
+    assert "amendment 0 voids round 4, which this chain is made of" in found.reason
+    found = verdict(knows)
+    assert isinstance(found, Refusal)
+    assert "it follows on round 4, which amendment 0 voids" in found.reason
+    anew = replace(knows, amendments=(void,))
+    assert anew.voided is None
+    assert isinstance(verdict(anew, amendments=1), Manifest)
+
+
+def test_a_writer_that_the_void_bars_cannot_take_the_place() -> None:
+    """Policy and void are in one amendment, which the manifest that takes the place has to acknowledge."""
+    changes = {"void": 1, "policy.writers": (identity(1).public,)}
+    void = Amendment(run=RUN.run, n=0, round=5, changes=changes).signed(identity(OWNER))
+    knows = replace(HISTORY, voids=voids_of([void]))
+    assert isinstance(verdict(knows, entries=()), Refusal)
+    barred = verdict(knows, amendments=1, amended=(void,))
+    assert isinstance(barred, Refusal)
+    assert "is not among those who may write manifests" in barred.reason
+    assert isinstance(verdict(knows, writer=1, amendments=1, amended=(void,)), Manifest)
 
 
 def test_the_limit_holds_the_largest_valid_manifest() -> None:

@@ -17,11 +17,13 @@ from sparseloco.peers.run_file import (
     RUN_LIMIT,
     Amendment,
     RunFile,
+    Void,
     apply_amendment,
     read_amendment,
     read_run,
     run_at,
     run_id,
+    voids_of,
 )
 from tests.peers.runs import OWNER, identity, make_run
 
@@ -230,6 +232,16 @@ def test_a_change_that_breaks_a_rule_is_left_out_by_all_alike() -> None:
             apply_amendment(RUN, wrong)
     with pytest.raises(ConfigError, match="must not be an address"):
         amendment(0, policy__log="https://example.org")
+
+
+def test_a_void_names_a_fragment_and_changes_no_rule() -> None:
+    one, other = amendment(0, 7, void=2), amendment(1, 3, void=0, policy__min_peers=3)
+    assert voids_of([one, amendment(1), other]) == (Void(7, 2, 0), Void(3, 0, 1))
+    assert run_at(RUN, [one], 7) == RUN
+    assert run_at(RUN, [], 3, [other]).policy.min_peers == 3
+    for wrong in (-1, 10_000, True, "0", None):
+        with pytest.raises(ConfigError, match=r"^void=.*: must be a fragment, from 0 to 9999; name one$"):
+            amendment(0, void=wrong)
 
 
 def test_amendments_are_checked_like_the_run() -> None:
