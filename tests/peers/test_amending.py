@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from sparseloco.peers import canonical, paths
+from sparseloco.peers.claims import claim_at, reader_of
+from sparseloco.peers.manifest import Entry, History, manifest_limit
 from sparseloco.peers.run_file import Amendment, RunFile
 from sparseloco.peers.store import Store, open_store
 from sparseloco.simulate import Cohort
@@ -20,6 +22,7 @@ from tests import toy
 from tests.cli import Call
 from tests.driver import ROWS
 from tests.peers.crowd import OWNER, Peer, identities, make_run, together, train_all
+from tests.peers.stage import Stage
 
 STEPS = 26
 RATE, FROM = 0.25, 3
@@ -155,3 +158,18 @@ def test_a_rate_that_cannot_be_is_left_out_by_all(tmp_path: Path) -> None:
             peer.transport.leave()
     assert {peer.replica.lanes[0].outer for peer in peers} == {ROWS["sparseloco"]().outer}
     assert len({peer.replica.digest() for peer in peers}) == 1
+
+
+def test_a_manifest_of_more_peers_than_run_json_allows_is_found_in_the_middle_of_a_chain() -> None:
+    """Who joins late knows the amendments only from the manifest that it looks at."""
+    stage = Stage(max_peers=2)
+    more = stage.amendment(0, 0, **{"policy.max_peers": 4096})
+    stage.close(0, 1, amended=(more,))
+    names = [f"{number:032x}" for number in range(2000)]
+    entries = [Entry(peer=name, size=1, hash="f" * 64, weight=1) for name in names]
+    made = stage.put(stage.manifest(stage.histories[0], entries))
+    assert len(canonical.encode(made)) > manifest_limit(stage.run.policy)
+    start = History(run=stage.run, round=0, fragment=0, digest="")
+    found = claim_at(reader_of(stage.store), start, 1)
+    assert found is not None
+    assert found[0] == made

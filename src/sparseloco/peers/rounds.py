@@ -258,7 +258,7 @@ class Round:
 
     def _admitted(self, peers: Collection[str]) -> set[str]:
         ids = self.policy.member_ids
-        return set(peers) if ids is None else ids & set(peers)
+        return set(peers) if ids is None else set(peers) & ids
 
     def choose(self) -> Steps[list[Entry] | None]:
         """The entries of a manifest that may be written now; None if the round stays open (rules 1 and 6)."""
