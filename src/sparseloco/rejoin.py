@@ -7,6 +7,7 @@ takes over the first and applies the second; bit for bit it then has what all ot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from sparseloco.errors import CheckpointError
 from sparseloco.inbox import check_same, contributions
 from sparseloco.lane import Lane, StateDict, fitting
 from sparseloco.merge import Replace
+from sparseloco.outer import Sgd
 from sparseloco.replica import Replica
 from sparseloco.types import Envelope, Key, Payload
 
@@ -117,6 +119,21 @@ def restore(replica: Replica, key: Key, payload: Payload | None, residual: Seque
     set_residual(replica, key.fragment, residual)
     lane.in_flight = {key.round: lane.awaited(payload)}
     lane.round = key.round + 1
+
+
+def set_outer_lr(replica: Replica, fragment: int, lr: float | None) -> None:
+    """Step the anchor of a fragment with this rate from its next round on.
+
+    Replicas of a run must do so in the same round of the fragment. Synced buffers keep theirs.
+
+    Args:
+        replica: Its algorithm, and so its fingerprint, stays as it is.
+        fragment: Which.
+        lr: The rate, positive; None for the algorithm's own.
+    """
+    lane, outer = replica.lanes[fragment], replica.algorithm.outer
+    if lane.channel is replica.algorithm.channel:
+        lane.outer = replace(outer, lr=lr) if lr is not None and isinstance(outer, Sgd) else outer
 
 
 def set_residual(replica: Replica, fragment: int, residual: Sequence[Tensor]) -> None:

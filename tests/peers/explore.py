@@ -9,24 +9,20 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from sparseloco.peers import paths
 from sparseloco.peers.canonical import sha256
-from sparseloco.peers.manifest import Manifest, seal
+from sparseloco.peers.manifest import Entry, Manifest, seal
 from sparseloco.peers.operations import (
-    Bad,
     Create,
     Delete,
     Done,
-    Exists,
     Fetch,
-    Fetched,
     Found,
     Get,
-    Good,
     Inspect,
     List,
     Listing,
@@ -34,41 +30,14 @@ from sparseloco.peers.operations import (
     Operation,
     Outcome,
     Put,
-    Refused,
     Unavailable,
     Upload,
 )  # fmt: skip
-from tests.peers.machine import CONTENT, HeldInspected, Local, Machine, Rules, accepted_of, checked, in_flight
+from sparseloco.peers.run_file import run_at
+from tests.peers.machine import CONTENT, WEIGHT, Local, Machine, Rules, accepted_of, in_flight
 from tests.peers.runs import identity
-
-
-class Store:
-    """Objects by path. One object per value, so that comparing is cheap."""
-
-    _all: ClassVar[dict[frozenset[tuple[str, bytes]], Store]] = {}
-
-    def __init__(self, items: frozenset[tuple[str, bytes]]) -> None:
-        self.items = items
-        self.data = dict(items)
-        self._after: dict[tuple[str, bytes | None], Store] = {}
-
-    @classmethod
-    def of(cls, data: Mapping[str, bytes]) -> Store:
-        items = frozenset(data.items())
-        return cls._all.setdefault(items, cls(items))
-
-    def put(self, path: str, data: bytes) -> Store:
-        if (path, data) not in self._after:
-            self._after[path, data] = Store.of({**self.data, path: data})
-        return self._after[path, data]
-
-    def create(self, path: str, data: bytes) -> Store:
-        return self if path in self.data else self.put(path, data)
-
-    def delete(self, path: str) -> Store:
-        if (path, None) not in self._after:
-            self._after[path, None] = Store.of({name: data for name, data in self.data.items() if name != path})
-        return self._after[path, None]
+from tests.peers.verdicts import cached_seal
+from tests.peers.world_store import Store, frames_of, read_frames, write
 
 
 class Violation(AssertionError):
@@ -83,6 +52,7 @@ class Budget(NamedTuple):
     garbage: int = 0
     deletions: int = 0
     restores: int = 0
+    ghosts: int = 0
 
 
 class World(NamedTuple):
@@ -93,6 +63,10 @@ class World(NamedTuple):
     budget: Budget
     pending: frozenset[tuple[str, bytes, bool]] = frozenset()
     restored: bool = False
+    signed: int = 0
+    """Amendments that the owner has put."""
+    ghost: tuple[str, bytes] | None = None
+    """A frame that a manifest lists and its peer puts and takes away as it likes."""
 
 
 class Move(NamedTuple):
@@ -118,7 +92,8 @@ class Checker:
         self._busy = ("close", "fetch", "serve", "done") if self.rules.serve else ("close", "fetch")
         self._sound: set[tuple[Local, bool]] = set()
         self._answers: dict[Any, tuple[Any, Any, Any]] = {}
-        self._known_writers = set(self.rules.writers or (0, 1, 2))
+        policy = run_at(self.machines[0].run, self.machines[0].amendments, 0).policy
+        self._known_writers = {i for i in range(3) if policy.may_write(self.machines[i].me.public)}
 
     def start(self) -> World:
         peers = [
@@ -141,14 +116,20 @@ class Checker:
                 yield from (Move(fault, index) for fault in self._faults(world, self.machines[index], local))
             if self.machines[index].may_wait(local):
                 yield Move("deadline", index)
+            if may_learn(world, local):
+                yield Move("learn", index)
             if world.budget.crashes and stage in ("close", "fetch", "serve"):
                 yield Move("crash", index)
-        if world.pending:
-            yield Move("deliver")
-        if world.budget.garbage:
-            yield Move("garbage")
-        if world.budget.deletions and _frames(world.store):
-            yield Move("delete frame")
+        possible = {
+            "deliver": world.pending,
+            "amend": world.signed < len(self.rules.changes),
+            "garbage": world.budget.garbage,
+            "delete frame": world.budget.deletions and frames_of(world.store),
+            "ghost": world.budget.ghosts and self._haunted(world),
+            "appear": world.ghost and world.ghost[0] not in world.store.data,
+            "vanish": world.ghost and world.ghost[0] in world.store.data,
+        }
+        yield from (Move(what) for what, may_happen in possible.items() if may_happen)
 
     def _faults(self, world: World, machine: Machine, local: Local) -> list[str]:
         if not world.budget.faults:
@@ -165,18 +146,26 @@ class Checker:
             one = min(world.pending)
             store = (world.store.create if one[2] else world.store.put)(one[0], one[1])
             return self._checked(world._replace(store=store, pending=world.pending - {one}))
+        if move.what == "amend":
+            return world._replace(signed=world.signed + 1)
         if move.what == "garbage":
             return self._litter(world)
+        if move.what == "ghost":
+            return self._haunt(world)
+        if move.what in ("appear", "vanish"):
+            assert world.ghost
+            store = world.store.put(*world.ghost) if move.what == "appear" else world.store.delete(world.ghost[0])
+            return world._replace(store=store)
         if move.what == "delete frame":
             budget = world.budget._replace(deletions=world.budget.deletions - 1)
-            return world._replace(store=world.store.delete(_frames(world.store)[0]), budget=budget)
+            return world._replace(store=world.store.delete(frames_of(world.store)[0]), budget=budget)
         machine, local = self.machines[move.peer], world.peers[move.peer]
         budget = world.budget
         if move.what == "crash":
             world = world._replace(budget=budget._replace(crashes=budget.crashes - 1))
         elif move.what == "restore":
             world = world._replace(budget=budget._replace(restores=budget.restores - 1), restored=True)
-        if move.what in ("crash", "restart", "restore", "deadline"):
+        if move.what in ("crash", "restart", "restore", "deadline", "learn"):
             return self._moved(world, move.peer, machine.changed(local, move.what))
         return self._answer(world, move, machine, local)
 
@@ -213,7 +202,7 @@ class Checker:
         if what == "no answer":
             return store, Unavailable(), None
         if isinstance(operation, Create | Upload | Put):
-            return _write(store, what, operation, local)
+            return write(store, what, operation, local)
         if isinstance(operation, Get):
             data = store.data.get(operation.path)
             return store, Missing() if data is None else Found(data), None
@@ -222,7 +211,7 @@ class Checker:
             return store, Listing(tuple(items)), None
         if isinstance(operation, Delete):
             return store.delete(operation.path), Done(), None
-        return store, _read_frames(store.data, operation, self.rules.check_digest), None
+        return store, read_frames(store.data, operation, self.rules.check_digest), None
 
     def _litter(self, world: World) -> World:
         """Something that is no manifest where the next one belongs: rubbish, or a stranger's."""
@@ -244,6 +233,34 @@ class Checker:
         budget = world.budget._replace(garbage=world.budget.garbage - 1)
         return world._replace(store=world.store.create(str(place), data), budget=budget)
 
+    def _haunted(self, world: World) -> list[tuple[Local, str]]:
+        """Peers in the round that can be voided, and a frame that a hostile writer may list beside a ghost."""
+        there = [local for local in world.peers if local.base.durable.round == self.rules.amends]
+        frames = [path for path in frames_of(world.store) if path.startswith(paths.round_prefix(self.rules.amends, 0))]
+        return [(there[0], path) for path in frames[:1]] if there else []
+
+    def _haunt(self, world: World) -> World:
+        """A manifest that is in order, of a hostile member, and lists a frame that is nowhere."""
+        local, path = self._haunted(world)[0]
+        hostile, durable = identity(51), local.base.durable
+        frame = {"peer": hostile.peer_id, "digest": durable.digest, "weight": WEIGHT, "tokens": []}
+        data = json.dumps(frame).encode()
+        CONTENT[sha256(data)] = data.decode()
+        place = paths.Frame(durable.round, 0, hostile.peer_id, 0, sha256(data))
+        listed = [(str(place), data), (path, world.store.data[path])]
+        entries = sorted((paths.parse(name).peer, sha256(body), len(body)) for name, body in listed)
+        attempt = next(n for n in range(9) if str(paths.Manifest(durable.round, 0, n)) not in world.store.data)
+        manifest = Manifest(
+            run=self.machines[0].run.run, round=durable.round, fragment=0, attempt=attempt, previous=durable.previous,
+            digest=durable.digest, amendments=durable.acknowledged, state_sha256="" if durable.round else "e" * 64,
+            entries=tuple(Entry(peer=peer, hash=hash, size=size, weight=WEIGHT) for peer, hash, size in entries),
+            writer=hostile.public,
+        )  # fmt: skip
+        store = world.store.create(str(paths.Manifest(durable.round, 0, attempt)), cached_seal(manifest, hostile))
+        return world._replace(
+            store=store, ghost=(str(place), data), budget=world.budget._replace(ghosts=world.budget.ghosts - 1)
+        )
+
     def _moved(self, world: World, index: int, local: Local) -> World:
         peers = tuple(local if i == index else other for i, other in enumerate(world.peers))
         changed = world._replace(peers=peers)
@@ -252,7 +269,11 @@ class Checker:
     # What must hold.
 
     def _checked(self, world: World) -> World:
-        histories = [local.base.durable.applied for local in world.peers]
+        histories = [
+            local.base.durable.applied
+            for machine, local in zip(self.machines, world.peers, strict=True)
+            if not machine.follows_on_a_void(local.base.durable, world.signed)
+        ]
         for round in range(self.rules.num_rounds):
             lists = [history[round] for history in histories if len(history) > round]
             if any(other is not lists[0] and other != lists[0] for other in lists):
@@ -274,9 +295,11 @@ class Checker:
             kept = durable.residual  # settled, not trained yet
         if twice := kept & set(accepted):
             raise Violation(f"peer {index}: {min(twice)} was applied and is kept as well")
-        if durable.dropped and not world.restored:
+        if world.restored or durable.over:
+            return
+        if durable.dropped:
             raise Violation(f"peer {index}: {min(durable.dropped)} was dropped although nothing was restored")
-        if not world.restored and durable.produced != kept | set(accepted) | durable.dropped:
+        if durable.produced != kept | set(accepted) | durable.dropped:
             raise Violation(f"peer {index}: the ledger does not close")
 
     def _check_digests(self, history: tuple[tuple[tuple[str, str], ...], ...]) -> None:
@@ -325,13 +348,14 @@ class Checker:
         """With faults and crashes at an end, whoever is up finishes all rounds, if a writer is among them."""
         path: list[World] = []
         writers_up = any(not world.peers[i].base.stage.startswith(("down", "drifted")) for i in self._known_writers)
-        everybody = not writers_up or self.budget.deletions > 0
+        everybody = not writers_up or self.budget.deletions > 0 or world.ghost is not None
         for _ in range(60):
             if world in self._good:
                 break
             path.append(world)
             before, world = world, self._sweep(world, everybody)
             if all(local.base.stage in ("done", "drifted") or local.base.stage[:4] == "down" for local in world.peers):
+                self._check_voids(world)
                 break
             if world == before:
                 stuck = [i for i, local in enumerate(world.peers) if local.base.stage in ("close", "fetch")]
@@ -340,13 +364,22 @@ class Checker:
             raise Violation("peers go round and round although a writer lives")
         self._good.update(path)
 
+    def _check_voids(self, world: World) -> None:
+        for index, local in enumerate(world.peers):
+            durable, known = local.base.durable, local.base.known
+            if local.base.stage == "done" and self.machines[index].follows_on_a_void(durable, known):
+                raise Violation(f"peer {index}: keeps a round that was voided")
+
     def _sweep(self, world: World, everybody: bool) -> World:
-        """Each peer makes a pass and its deadline passes; nothing goes wrong."""
+        """Each peer makes a pass and its deadline passes; nothing goes wrong, and the owner has helped."""
         while world.pending:
             world = self.after(world, Move("deliver"))
+        world = world._replace(signed=len(self.rules.changes))
         for index in range(3):
             if world.peers[index].base.stage.startswith("down") and everybody:
                 world = self.after(world, Move("restart", index))
+            while may_learn(world, world.peers[index]):
+                world = self.after(world, Move("learn", index))
             for _ in range(30):
                 if world.peers[index].base.stage not in self._busy:
                     break
@@ -358,41 +391,7 @@ class Checker:
         return world
 
 
-def _frames(store: Store) -> list[str]:
-    return sorted(path for path in store.data if path.endswith(".frame") and "relay" not in path)
-
-
-def _write(store: Store, what: str, operation: Create | Upload | Put, local: Local) -> tuple[Store, Outcome, Any]:
-    only_new = isinstance(operation, Create)
-    data = operation.data if not isinstance(operation, Upload) else CONTENT.get(operation.hash, "").encode()
-    if isinstance(operation, Upload) and not data:
-        data = local.base.durable.frame
-        CONTENT[sha256(data)] = data.decode()
-    if what == "refuse":
-        return store, Refused("no"), None
-    if what == "drop":
-        return store, Unavailable(), None
-    if what == "delay":
-        return store, Unavailable(), (operation.path, data, only_new)
-    there = operation.path in store.data
-    store = (store.create if only_new else store.put)(operation.path, data)
-    if what == "lose answer":
-        return store, Unavailable(), None
-    return store, Exists() if there and only_new else Done(), None
-
-
-def _read_frames(store: dict[str, bytes], operation: Operation, check_digest: bool) -> Outcome:
-    if isinstance(operation, Fetch):
-        good = [one for one in operation.objects if sha256(store.get(one.path, b"")) == one.hash]
-        return Fetched(frozenset(one.hash for one in good))
-    assert isinstance(operation, Inspect)
-    verdicts: list[Good | Bad | Unavailable] = []
-    for one in operation.frames:
-        data = store.get(one.path)
-        if data is None:
-            verdicts.append(Unavailable("gone"))
-            continue
-        verdict = checked(data, operation.digest if check_digest else None)
-        verdicts.append(verdict if isinstance(verdict, Good) else Bad(verdict.reason))
-    held = [one.hash for one, verdict in zip(operation.frames, verdicts, strict=True) if isinstance(verdict, Good)]
-    return HeldInspected(tuple(verdicts), frozenset(held))
+def may_learn(world: World, local: Local) -> bool:
+    """Whether a peer may come to know of one more amendment: between two passes, or in one that only reads."""
+    between = local.base.stage in ("fetch", "done") or (local.base.stage == "close" and not local.outcomes)
+    return between and local.base.known < world.signed

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 from sparseloco.peers import manifest as manifests
-from sparseloco.peers import paths
 from sparseloco.peers.canonical import sha256
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.identity import Identity
-from sparseloco.peers.manifest import NO_HASH, History, Manifest
+from sparseloco.peers.manifest import NO_HASH, History, Manifest, void_of
 from sparseloco.peers.operations import DriftError, Fetched, Good, Inspected, Operation, Outcome, Tell
 from sparseloco.peers.relays import Fetching
-from sparseloco.peers.rounds import Fate, Round, Seen, own_fate
-from tests.peers.runs import identity, make_run
+from sparseloco.peers.rounds import Round, Seen
+from sparseloco.peers.run_file import Amendment, voids_of
+from tests.peers.runs import OWNER, identity, make_run
+from tests.peers.verdicts import read_manifest
 
 WEIGHT = 7
 LATE = 10_000
@@ -41,10 +43,16 @@ class Durable(NamedTuple):
     produced: frozenset[str]
     dropped: frozenset[str]
     manifests: tuple[bytes, ...] = ()
+    acknowledged: int = 0
+    over: bool = False
+    """It has started over, so that what it had made before is lost and in no ledger."""
 
 
 class Base(NamedTuple):
-    """A peer between two passes. ``stage``: close, serve (others that want a frame), fetch, done, down or drifted."""
+    """A peer between two passes. ``stage``: close, serve (others that want a frame), fetch, done, down or drifted.
+
+    ``known`` amendments are read anew in each life; those that manifests acknowledged are in ``durable``.
+    """
 
     durable: Durable
     stage: str
@@ -52,6 +60,7 @@ class Base(NamedTuple):
     clock: int = 0
     manifest: bytes = b""
     backup: Durable | None = None
+    known: int = 0
 
 
 class Local:
@@ -111,6 +120,13 @@ class Rules:
     writers: tuple[int, ...] = ()
     no_quorum: str = "train"
     serve: bool = False
+    min_peers: int = 2
+    changes: tuple[dict[str, Any], ...] = ()
+    """What the owner amends, one after the other, at any time."""
+    amends: int = 0
+    """The round that these amendments name."""
+    notices_voids: bool = True
+    starts_over: bool = True
 
 
 class Machine:
@@ -122,7 +138,12 @@ class Machine:
         self.run = make_run(
             writers=tuple(sorted(identity(i).public for i in rules.writers)),
             no_quorum=rules.no_quorum,
+            min_peers=rules.min_peers,
             anchor_every=100,
+        )
+        self.amendments = tuple(
+            Amendment(run=self.run.run, n=n, round=rules.amends, changes=changes).signed(identity(OWNER))
+            for n, changes in enumerate(rules.changes)
         )
         self.peers = [identity(i).peer_id for i in range(3)]
         self._locals: dict[tuple[Base, tuple[Outcome, ...]], Local] = {}
@@ -138,7 +159,7 @@ class Machine:
         return self._locals.setdefault((base, outcomes), Local(base, outcomes))
 
     def changed(self, local: Local, what: str) -> Local:
-        """The peer after "crash", "restart", "restore" or "deadline"."""
+        """The peer after "crash", "restart", "restore", "deadline" or "learn"."""
         if (local, what) not in self._changed:
             self._changed[local, what] = self.local(self._CHANGES[what](self, local))
         return self._changed[local, what]
@@ -198,7 +219,26 @@ class Machine:
     def _later(self, local: Local) -> Base:
         return local.base._replace(clock=LATE)
 
-    _CHANGES: ClassVar = {"crash": _crashed, "restart": _restarted, "restore": _restored, "deadline": _later}
+    def _learned(self, local: Local) -> Base:
+        base = local.base._replace(known=local.base.known + 1)
+        voids = voids_of(self.amendments[: base.known])
+        if self.rules.starts_over and self.follows_on_a_void(base.durable, base.known):
+            none: frozenset[str] = frozenset()
+            durable = base.durable
+            anew = Durable(-1, durable.life + 1, NO_HASH, "a" * 32, none, b"", (), durable.held, none, none, over=True)
+            return self.train(anew)._replace(known=base.known)
+        if base.stage == "fetch" and self.rules.notices_voids and void_of(read_manifest(base.manifest), voids):
+            return base._replace(stage="close", memory=snapshot(Seen(), SEEN), manifest=b"")
+        return base
+
+    def follows_on_a_void(self, durable: Durable, known: int) -> bool:
+        """Whether a peer's chain counts no more, given so many amendments."""
+        history = self._history(durable.round, durable.digest, durable.previous, durable.acknowledged)
+        return replace(history, voids=voids_of(self.amendments[:known])).voided is not None
+
+    _CHANGES: ClassVar = {
+        "crash": _crashed, "restart": _restarted, "restore": _restored, "deadline": _later, "learn": _learned
+    }  # fmt: skip
 
     def operation(self, local: Local) -> Operation:
         found = self._pass(local)
@@ -242,21 +282,14 @@ class Machine:
     def _steps(self, base: Base) -> tuple[Any, Any, list[str]]:
         durable = base.durable
         if base.stage == "close":
-            history = History(
-                run=self.run,
-                round=durable.round,
-                fragment=0,
-                digest=durable.digest,
-                previous=durable.previous,
-                state_sha256="" if durable.round else "e" * 64,
-            )
             seen = Seen(**{name: thaw(value) for name, value in zip(SEEN, base.memory, strict=True)})
             one = self.rules.round_class(
-                history=history,
+                history=self._history(durable.round, durable.digest, durable.previous, durable.acknowledged),
                 me=self.me,
                 own=(sha256(durable.frame), len(durable.frame)),
                 live=lambda: self.peers,
                 now=lambda: base.clock,
+                amendments=self.amendments[: base.known],
                 seen=seen,
             )
             return one.seen, one.one_pass(), SEEN
@@ -266,6 +299,18 @@ class Machine:
         memory = {name: thaw(value) for name, value in zip(FETCHING, base.memory, strict=True)}
         fetching = self.rules.fetching_class(manifest=manifest, me=self.me.peer_id, held=set(durable.held), **memory)
         return fetching, fetching.one_pass(), FETCHING
+
+    @cache  # noqa: B019  # machines live as long as the tests
+    def _history(self, round: int, digest: str, previous: str, acknowledged: int) -> History:
+        return History(
+            run=self.run,
+            round=round,
+            fragment=0,
+            digest=digest,
+            previous=previous,
+            amendments=self.amendments[:acknowledged],
+            state_sha256="" if round else "e" * 64,
+        )
 
     def _serve(self, durable: Durable) -> Iterator[Any]:
         for data in durable.manifests:
@@ -308,8 +353,9 @@ class Machine:
             dropped=dropped,
             applied=(*durable.applied, applied),
             manifests=(*durable.manifests, base.manifest) if self.rules.serve else (),
+            acknowledged=manifest.amendments,
         )
-        return self.train(after)
+        return self.train(after)._replace(known=base.known)
 
 
 CONTENT: dict[str, str] = {}
@@ -343,29 +389,3 @@ def checked(data: bytes, digest: str | None) -> Good | manifests.Refusal:
     if digest is not None and frame["digest"] != digest:
         return manifests.Refusal("another digest")
     return Good(frame["weight"])
-
-
-@cache
-def read_manifest(data: bytes) -> Manifest:
-    return manifests.canonical.decode(data, Manifest, what="manifest", limit=10**6)
-
-
-_VERDICTS: dict[Any, Any] = {}
-
-
-def cached_judge(data: bytes, place: paths.Manifest, history: History) -> Any:
-    """``judge`` is a pure function, so its values may be kept."""
-    key = (data, place, history.previous, history.digest, history.run.run, history.policy.writers)
-    if key not in _VERDICTS:
-        _VERDICTS[key] = manifests.judge(data, place, history)
-    return _VERDICTS[key]
-
-
-_SEALED: dict[Any, bytes] = {}
-
-
-def cached_seal(manifest: Manifest, writer: Identity) -> bytes:
-    key = (manifests.canonical.encode(manifest), writer.public)
-    if key not in _SEALED:
-        _SEALED[key] = manifests.seal(manifest, writer)
-    return _SEALED[key]

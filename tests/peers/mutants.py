@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sparseloco.peers import paths
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.manifest import Entry, Manifest, manifest_limit
 from sparseloco.peers.operations import Exists, Found, Get, Steps
 from sparseloco.peers.relays import Fetching
-from sparseloco.peers.rounds import Fate, Round, own_fate
-from tests.peers.machine import LATE, cached_judge, read_manifest
+from sparseloco.peers.rounds import Round
+from tests.peers.machine import LATE
+from tests.peers.verdicts import cached_judge, read_manifest
 
 
 class TrustsItsPut(Round):
@@ -43,6 +46,44 @@ class JudgesByItself(Round):
                 return manifest
             self.seen.attempt += 1
         return None
+
+
+class WaitsForTheNextRound(Round):
+    """Amendments that hold from the round after the one that acknowledges them only."""
+
+    def _learn(self) -> None:
+        super()._learn()
+        self.policy = self.history.policy
+
+
+class JudgesByWhatItKnows(Round):
+    """A verdict by the amendments that a reader has seen, and not by those that the manifest acknowledges."""
+
+    def follow(self) -> Steps[Manifest | None]:
+        while (manifest := (yield from super().follow())) is not None:
+            if not manifest.entries or len(manifest.entries) >= self.policy.min_peers:
+                return manifest
+            self.seen.attempt += 1
+        return None
+
+
+class TakesAnyOther(Round):
+    """A void that skips the manifest that is there, and asks nothing of the one that takes its place."""
+
+    def _learn(self) -> None:
+        super()._learn()
+        if self.history.voids and not self.seen.attempt:
+            self.seen.attempt = 1
+        self.history = replace(self.history, voids=())
+
+
+class KeepsWhatItApplied(Round):
+    """A void that holds for those who wait, and not for those who have applied the manifest."""
+
+    def _learn(self) -> None:
+        super()._learn()
+        here = tuple(void for void in self.history.voids if void.round == self.history.round)
+        self.history = replace(self.history, voids=here)
 
 
 class CreditsWithoutManifest(Round):

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from sparseloco import ConfigError
+from sparseloco.peers.aloud import log_aloud
 from sparseloco.peers.clipping import clip_to_median, payload_norm, scaled
 from sparseloco.peers.operations import Tell
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.store import open_store
 from sparseloco.replica import Replica
-from sparseloco.transport.object_store import log_aloud
 from sparseloco.types import Envelope, Parts, Payload
 from tests import toy
 from tests.driver import ROWS

@@ -9,11 +9,14 @@ import os
 
 import pytest
 
-from sparseloco.peers import rounds
+from sparseloco.peers import manifest, rounds
 from tests.peers import mutants
 from tests.peers.explore import Budget, Checker, Violation, World
-from tests.peers.machine import Rules, cached_judge, cached_seal
+from tests.peers.machine import Rules
+from tests.peers.runs import identity
+from tests.peers.verdicts import cached_judge, cached_run_at, cached_seal
 
+WRITER = (identity(1).public,)
 LONG = os.environ.get("SPARSELOCO_LONG_CHECKS") == "1"
 NUM_WALKS = 20_000 if LONG else 700
 pytestmark = pytest.mark.timeout(3600 if LONG else 600)
@@ -21,7 +24,8 @@ pytestmark = pytest.mark.timeout(3600 if LONG else 600)
 
 @pytest.fixture(autouse=True)
 def keep_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are pure functions, and signatures take most of the time."""
+    """All are pure functions."""
+    monkeypatch.setattr(manifest, "run_at", cached_run_at)
     monkeypatch.setattr(rounds, "judge", cached_judge)
     monkeypatch.setattr(rounds, "seal", cached_seal)
 
@@ -50,7 +54,22 @@ SCENES = {
     "manifests of a stranger": (Rules(num_rounds=2), Budget(crashes=1, faults=1, garbage=2), {"stranger": True}),
     "one has drifted": (Rules(num_rounds=2), Budget(crashes=1, faults=2), {"drifted": 2}),
     "one writer": (Rules(num_rounds=2, writers=(1,)), Budget(crashes=2, faults=3), {}),
-}
+    "an owner that helps": (
+        Rules(num_rounds=2, min_peers=3, no_quorum="wait", changes=({"policy.min_peers": 2},)),
+        Budget(crashes=2, faults=2), {},
+    ),
+    "a stricter owner": (
+        Rules(num_rounds=2, changes=({"policy.min_peers": 3}, {"policy.writers": WRITER})),
+        Budget(crashes=1, faults=2), {},
+    ),
+    "a ghost is voided": (
+        Rules(num_rounds=2, serve=True, changes=({"void": 0},)), Budget(crashes=1, faults=2, ghosts=1), {}
+    ),
+    "ghosts are voided later": (
+        Rules(num_rounds=3, serve=True, amends=1, changes=({"void": 0}, {"void": 0, "policy.writers": WRITER})),
+        Budget(crashes=1, faults=1, ghosts=2), {},
+    ),
+}  # fmt: skip
 
 
 def scene(name: str) -> Checker:
@@ -62,7 +81,7 @@ def scene(name: str) -> Checker:
 def test_random_walks(name: str) -> None:
     """Also C-49: a crash costs nothing that was saved, and an old backup no more than its residual."""
     checker = scene(name)
-    for seed in range(NUM_WALKS):
+    for seed in range(NUM_WALKS // 4 if checker.budget.ghosts else NUM_WALKS):  # those worlds are large
         checker.walk(seed, steps=20 + seed % 100)
 
 
@@ -102,6 +121,25 @@ MUTANTS = {
     ),
     "rule 1: a verdict of one's own": (
         Rules(round_class=mutants.JudgesByItself), Budget(), {}, "peers applied different lists",
+    ),
+    "amendments: not in this round": (
+        Rules(mutants.WaitsForTheNextRound, min_peers=3, no_quorum="wait", changes=({"policy.min_peers": 2},)),
+        Budget(crashes=1), {}, "are stuck although a writer lives",
+    ),
+    "amendments: judged by what one knows": (
+        Rules(round_class=mutants.JudgesByWhatItKnows, changes=({"policy.min_peers": 3},)), Budget(), {},
+        "peers applied different lists",
+    ),
+    "voids: not while one waits": (
+        Rules(notices_voids=False, changes=({"void": 0},)), Budget(ghosts=1), {}, "are stuck although a writer lives",
+    ),
+    "voids: what was applied stays": (
+        Rules(mutants.KeepsWhatItApplied, starts_over=False, num_rounds=2, changes=({"void": 0},)),
+        Budget(ghosts=1), {}, "go round and round although a writer lives",
+    ),
+    "voids: anybody may take the place": (
+        Rules(mutants.TakesAnyOther, num_rounds=1, changes=({"void": 0, "policy.writers": WRITER},)),
+        Budget(ghosts=2), {}, "are stuck although a writer lives",
     ),
     "rule 2: credit without a manifest": (
         Rules(round_class=mutants.CreditsWithoutManifest, writers=(0,)), Budget(), {}, "peers applied different lists",

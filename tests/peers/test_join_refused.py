@@ -263,5 +263,16 @@ def test_amend(cli: Call, made: dict[str, Any]) -> None:
     assert json.loads(amend("policy.min_peers=3", "policy.max_peers=3").out)["n"] == 1
     refused(amend("policy.max_peers=2"), "policy.min_peers=3: must be at most max_peers=2")
     refused(amend("policy.dedline_s=3"), "changes: unknown key 'policy.dedline_s'; see the policy in run.json")
-    refused(amend("algorithm.outer_lr=0.5"), "algorithm: cannot be amended while peers train", "start another run")
+    assert json.loads(amend("algorithm.outer_lr=0.5").out)["changes"] == {"algorithm.outer_lr": 0.5}
+    refused(amend("algorithm.outer_lr=0"), "algorithm.outer_lr=0: must be above 0 and at most 1000; use 0.7")
+    for name in ("algorithm.k", "train.steps", "model.width"):
+        refused(amend(f"{name}=8"), f"changes: {name!r} cannot be amended; name a key of policy or algorithm.outer_lr")
+    refused(amend("policy.lease_s=3"), "changes: 'policy.lease_s' is read from run.json when a peer starts; start ano")
+    plain = cli("run", "amend", "store", "--key", "owner.key", "policy.max_peers=9", "policy.deadline_s=31")
+    assert plain.out == (
+        f"amendment 3 of run {made['run']}: policy.max_peers=9, policy.deadline_s=31, from the first round whose "
+        "manifest acknowledges it, which may be one that is open now; policy.max_peers from the round after that\n"
+    )
+    later = cli("run", "amend", "store", "--key", "owner.key", "--round", "9", "policy.deadline_s=32")
+    assert ": policy.deadline_s=32, from round 9 on, or from the first round whose manifest ack" in later.out
     refused(amend("policy.min_peers=2", key="a.key"), f"--key: is that of {Identity.load('a.key').public}, but run ")

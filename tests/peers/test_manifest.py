@@ -26,7 +26,8 @@ from sparseloco.peers.manifest import (
     manifest_limit,
     seal,
 )
-from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.policy import Policy
+from sparseloco.peers.run_file import Amendment, Void, voids_of
 from tests.peers.runs import OWNER, identity, make_run
 
 RUN = make_run(max_peers=3, max_tokens_per_round=1000, max_frame_bytes=4096)
@@ -80,7 +81,7 @@ def test_the_bytes_are_those_of_the_page() -> None:
         ({"attempt": 1}, "attempt=1 is not where it lies"),
         ({"previous": NO_HASH}, "previous=0000000000000000 must be bbbbbbbbbbbbbbbb, the manifest of the round before"),
         ({"amendments": 1}, "amendments=1 must be the 0 known ones and the 0 new ones"),
-        ({"amendments": 5, "amended": tuple(amendment(n) for n in range(5))}, "amended=5 must be at most 4"),
+        ({"amendments": 17, "amended": tuple(amendment(n) for n in range(17))}, "amended=17 must be at most 16"),
         ({"amendments": 1, "amended": (amendment(1),)}, "amendment 1 must be number 0 of this run, signed by"),
         ({"amendments": 1, "amended": (amendment(0, signer=1),)}, "amendment 0 must be number 0 of this run,"),
         ({"entries": entries(1, 0)}, "entries must be sorted by peer and name each once"),
@@ -175,17 +176,116 @@ def test_rounds_with_an_anchor_carry_the_hash_of_the_state() -> None:
     assert isinstance(verdict(state_sha256="e" * 64), Drifted)
 
 
-def test_amendments_travel_in_the_manifest_and_hold_from_the_next_round() -> None:
-    first = verdict(amendments=2, amended=(amendment(0), amendment(1, **{"policy.max_peers": 2})))
+def test_amendments_travel_in_the_manifest_and_hold_in_its_round() -> None:
+    """A round that is stuck below min_peers closes with a manifest that acknowledges another min_peers."""
+    assert isinstance(verdict(entries=entries(0)), Refusal)
+    first = verdict(amendments=1, amended=(amendment(0),), entries=entries(0))
     assert isinstance(first, Manifest)
     following = HISTORY.after(first, "f" * 32)
     assert (following.round, following.previous, following.digest) == (6, first.sha256, "f" * 32)
-    assert (HISTORY.policy.min_peers, HISTORY.policy.max_peers) == (2, 3)
-    assert (following.policy.min_peers, following.policy.max_peers) == (1, 2)
+    assert (HISTORY.policy.min_peers, following.policy.min_peers) == (2, 1)
     place = paths.Manifest(6, 1, 0)
     fields = {"round": 6, "previous": first.sha256, "digest": "f" * 32}
     assert isinstance(verdict(following, place, **fields, entries=entries(0)), Refusal)  # forgets the amendments
-    assert isinstance(verdict(following, place, **fields, entries=entries(0), amendments=2), Manifest)
+    assert isinstance(verdict(following, place, **fields, entries=entries(0), amendments=1), Manifest)
+
+
+def acknowledging(history: History = HISTORY, round: int = 0, writer: int = 0, **more: Any) -> Any:
+    """The verdict on a manifest that acknowledges one amendment."""
+    changes = {f"policy.{name}": more.pop(name) for name in list(more) if name in Policy.__struct_fields__}
+    one = Amendment(run=RUN.run, n=0, round=round, changes=changes).signed(identity(OWNER))
+    return verdict(history, writer=writer, amendments=1, amended=(one,), **more)
+
+
+def test_an_amendment_that_names_a_later_round_does_not_hold_yet() -> None:
+    assert isinstance(acknowledging(round=5, min_peers=1, entries=entries(0)), Manifest)
+    refused = acknowledging(round=6, min_peers=1, entries=entries(0))
+    assert isinstance(refused, Refusal)
+    assert "entries=1 must be from min_peers=2 to max_peers=3" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"min_peers": 3}, "entries=2 must be from min_peers=3"),
+        ({"max_frame_bytes": 256, "entries": entries(0, 1, size=257)}, "size=257 must be from 1 to 256"),
+        ({"max_tokens_per_round": 6}, "weight=7 must be from 1 to 6"),
+        ({"writers": (identity(1).public,)}, "is not among those who may write manifests"),
+        (
+            {"admission": "allow-list", "members": tuple(sorted(identity(i).public for i in (0, 3)))},
+            "is not a member",
+        ),
+    ],
+)
+def test_what_is_posted_or_written_already_is_judged_by_the_new_rule(changes: dict[str, Any], reason: str) -> None:
+    """Also a writer that an amendment removes cannot be the one that acknowledges it."""
+    found = acknowledging(**changes)
+    assert isinstance(found, Refusal)
+    assert reason in found.reason
+
+
+def test_a_writer_that_an_amendment_adds_may_acknowledge_it() -> None:
+    run = make_run(writers=(identity(1).public,), max_peers=3)
+    history = replace(HISTORY, run=run)
+    assert isinstance(verdict(history), Refusal)
+    assert isinstance(acknowledging(history, writers=(identity(0).public,)), Manifest)
+
+
+def test_what_a_reader_must_know_before_it_reads_holds_from_the_next_round() -> None:
+    """max_peers bounds the bytes of a manifest, and anchor_every says which carries a hash of the state."""
+    one = amendment(0, **{"policy.max_peers": 1, "policy.min_peers": 1, "policy.anchor_every": 5})
+    found = verdict(amendments=1, amended=(one,))
+    assert isinstance(found, Manifest)
+    assert HISTORY.run_under((one,)).policy.max_peers == 3
+    following = HISTORY.after(found, "f" * 32)
+    assert (following.policy.max_peers, following.policy.anchor_every) == (1, 5)
+    assert manifest_limit(following.policy) < manifest_limit(HISTORY.policy)
+    both = amendment(0, **{"policy.max_peers": 9, "policy.min_peers": 8})
+    assert HISTORY.run_under((both,)).policy == HISTORY.policy, "8 of at most 3 is no rule, so nothing of it holds yet"
+    assert HISTORY.after(verdict(amendments=1, amended=(both,)), "f" * 32).policy.min_peers == 8
+
+
+def test_where_a_round_is_voided_only_what_acknowledges_it_counts() -> None:
+    """It depends on what the reader knows of the owner's voids, and on nothing else that it has seen."""
+    void = Amendment(run=RUN.run, n=0, round=5, changes={"void": 1}).signed(identity(OWNER))
+    knows = replace(HISTORY, voids=voids_of([void]))
+    assert knows.voids == (Void(5, 1, 0),)
+    assert isinstance(verdict(), Manifest)
+    refused = verdict(knows)
+    assert isinstance(refused, Refusal)
+    assert "amendments=0 must be above 0, the amendment that voids this round" in refused.reason
+    assert isinstance(verdict(knows, amendments=1, amended=(void,)), Manifest)
+    for other in (Void(4, 0, 0), Void(6, 1, 0), Void(5, 0, 0)):  # another fragment, a later round
+        assert isinstance(verdict(replace(HISTORY, voids=(other,))), Manifest)
+
+
+def test_nothing_that_follows_on_a_voided_round_counts() -> None:
+    """And no such chain can hide it by acknowledging the amendment later, not even where nobody knows of it yet."""
+    void = Amendment(run=RUN.run, n=0, round=4, changes={"void": 1}).signed(identity(OWNER))
+    knows = replace(HISTORY, voids=voids_of([void]))
+    assert knows.voided == Void(4, 1, 0)
+    for history in (knows, HISTORY):
+        found = verdict(history, amendments=1, amended=(void,))
+        assert isinstance(found, Refusal)
+    assert "amendment 0 voids round 4, which this chain is made of" in found.reason
+    found = verdict(knows)
+    assert isinstance(found, Refusal)
+    assert "it follows on round 4, which amendment 0 voids" in found.reason
+    anew = replace(knows, amendments=(void,))
+    assert anew.voided is None
+    assert isinstance(verdict(anew, amendments=1), Manifest)
+
+
+def test_a_writer_that_the_void_bars_cannot_take_the_place() -> None:
+    """Policy and void are in one amendment, which the manifest that takes the place has to acknowledge."""
+    changes = {"void": 1, "policy.writers": (identity(1).public,)}
+    void = Amendment(run=RUN.run, n=0, round=5, changes=changes).signed(identity(OWNER))
+    knows = replace(HISTORY, voids=voids_of([void]))
+    assert isinstance(verdict(knows, entries=()), Refusal)
+    barred = verdict(knows, amendments=1, amended=(void,))
+    assert isinstance(barred, Refusal)
+    assert "is not among those who may write manifests" in barred.reason
+    assert isinstance(verdict(knows, writer=1, amendments=1, amended=(void,)), Manifest)
 
 
 def test_the_limit_holds_the_largest_valid_manifest() -> None:
@@ -195,7 +295,7 @@ def test_the_limit_holds_the_largest_valid_manifest() -> None:
     full = tuple(Entry(peer=name, size=2**40, hash="c" * 64, weight=2**29 - 1) for name in names[:4])
     left = tuple(LeftOut(peer=name, reason='"' * 200) for name in names[4:])
     text = "x" * 1000
-    new = tuple(amendment(n, **{f"train.{'k' * 90}{i}": text for i in range(14)}) for n in range(MAX_AMENDED))
+    new = tuple(amendment(n, **{f"policy.{'k' * 90}{i}": text for i in range(14)}) for n in range(MAX_AMENDED))
     history = replace(HISTORY, run=run)
     data = seal(manifest(run=run.run, entries=full, left_out=left, amendments=MAX_AMENDED, amended=new), identity(0))
     assert all(14_000 < len(encode(one)) < 2**14 for one in new)

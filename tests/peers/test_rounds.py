@@ -8,6 +8,7 @@ import pytest
 
 from sparseloco.errors import DivergenceError, QuorumError
 from sparseloco.peers import paths
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.manifest import Entry, Manifest, judge, manifest_limit, seal
 from sparseloco.peers.operations import (
     Bad,
@@ -25,9 +26,10 @@ from sparseloco.peers.operations import (
     Tell,
     Unavailable,
     Upload,
+    VoidedError,
     Wait,
 )
-from sparseloco.peers.rounds import MAX_TRIES, Fate, own_fate
+from sparseloco.peers.rounds import MAX_TRIES
 from sparseloco.peers.run_file import Amendment
 from tests.peers.desk import PEERS, Desk, a_round, frame, history
 from tests.peers.runs import OWNER, identity, make_run
@@ -77,7 +79,8 @@ def test_no_quorum_waits_and_says_so() -> None:
         desk.drive(a_round(desk, policy={"deadline_s": 70.0}, last_seen=lambda: ages, give_up_s=100.0).run())
     text = (
         f"only 1 of at least 2 peers arrived within {{}} s (missing: {PEERS[2][:8]} last seen 90.0 s ago, "
-        f"{PEERS[1][:8]} last seen 12.3 s ago); {{}}start another peer, since an amendment holds for later rounds only"
+        f"{PEERS[1][:8]} last seen 12.3 s ago); {{}}start another peer, or let the owner amend policy.min_peers, "
+        "which helps this very round"
     )
     assert desk.said("no-quorum") == ["round 0, fragment 0: " + text.format("70.0", "waiting goes on; ")]
     assert str(ended.value) == "round 0, fragment 0: " + text.format("100.0", "")
@@ -287,14 +290,77 @@ def test_who_may_not_write_follows() -> None:
 def test_known_amendments_are_acknowledged() -> None:
     run = make_run()
     known = [
-        Amendment(run=run.run, n=n, round=3, changes={"policy.min_peers": 2 + n}).signed(identity(OWNER))
-        for n in range(6)
+        Amendment(run=run.run, n=n, round=3, changes={"policy.deadline_s": 2 + n}).signed(identity(OWNER))
+        for n in range(18)
     ]
     before = replace(history(1), amendments=tuple(known[:1]))
     desk = Desk(dict([frame(1, round=1), frame(2, round=1)]))
     manifest = desk.drive(a_round(desk, history=before, amendments=known).run())
-    assert (manifest.amendments, [one.n for one in manifest.amended]) == (5, [1, 2, 3, 4])
-    assert before.after(manifest, "b" * 32).amendments == tuple(known[:5])
+    assert (manifest.amendments, [one.n for one in manifest.amended]) == (17, [*range(1, 17)])
+    assert before.after(manifest, "b" * 32).amendments == tuple(known[:17])
+
+
+def signed(n: int, **changes: object) -> Amendment:
+    named = {f"policy.{name}": value for name, value in changes.items()}
+    return Amendment(run=make_run().run, n=n, round=0, changes=named).signed(identity(OWNER))
+
+
+def test_what_the_owner_signs_while_a_round_is_open_holds_in_it() -> None:
+    """C-31: a shorter deadline at once; a longer one, too."""
+    for new, end in ((30.0, 30.0), (5.0, 20.0), (90.0, 90.0)):
+        desk, known = Desk(dict([frame(1)])), []
+        desk.on_wait = lambda desk=desk, known=known, new=new: (
+            known.append(signed(0, deadline_s=new)) if desk.time == 20 else None
+        )
+        manifest = desk.drive(a_round(desk, amendments=known, policy={"deadline_s": 70.0}).run())
+        assert desk.time == end
+        assert manifest.amended == tuple(known)
+        assert desk.said("deadline")[-1] == f"round 0, fragment 0: deadline fixed: {new:g} s"
+
+
+def test_frames_that_were_seen_are_judged_by_the_new_policy() -> None:
+    """Caps that rise and fall, and members that are shut out or let in, while the round is open."""
+    heavy = {PEERS[2]: Good(2**25)}
+    keys = tuple(sorted(identity(i).public for i in (0, 1, 3)))
+    for changes, listed in (
+        ({"max_tokens_per_round": 2**26}, {0, 1, 2, 3}),
+        ({"max_frame_bytes": 2**31}, {0, 1, 3, 4}),
+        ({"max_frame_bytes": 256}, {0, 1}),
+        ({"admission": "allow-list", "members": keys}, {0, 1, 3}),
+    ):
+        frames = [frame(1), frame(2), frame(3, size=300), frame(4, size=2**30 + 1)]
+        desk, known = Desk(dict(frames), heavy), []
+        desk.on_wait = lambda desk=desk, known=known, changes=changes: (
+            known.append(signed(0, **changes)) if desk.time == 20 else None
+        )
+        manifest = desk.drive(
+            a_round(desk, amendments=known, live=(0, 1, 2, 3, 4, 5), policy={"deadline_s": 50.0}).run()
+        )
+        assert {PEERS.index(entry.peer) for entry in manifest.entries} == listed, changes
+        others = {PEERS.index(one.peer) for one in manifest.left_out}
+        assert others == (set() if "members" in changes else set(range(6)) - listed)
+
+
+def test_a_writer_acts_by_what_it_would_acknowledge() -> None:
+    """One that the owner has removed writes no more, and one that was added may write at once."""
+    mine, others = (identity(0).public,), (identity(5).public,)
+    desk = Desk(dict([frame(1), frame(2)]))
+    removed = a_round(desk, amendments=[signed(0, writers=others)], policy={"writers": mine}, give_up_s=5.0)
+    with pytest.raises(QuorumError, match="3 peers arrived, but no manifest within"):
+        desk.drive(removed.run())
+    desk = Desk(dict([frame(1), frame(2)]))
+    added = a_round(desk, amendments=[signed(0, writers=mine)], policy={"writers": others})
+    assert desk.drive(added.run()).amendments == 1
+
+
+def test_a_round_after_a_voided_one_ends_in_an_error() -> None:
+    void = Amendment(run=make_run().run, n=0, round=0, changes={"void": 0}).signed(identity(OWNER))
+    desk, known = Desk(dict([frame(1, round=1)])), []
+    desk.on_wait = lambda: known.append(void) if desk.time == 20 else None
+    text = "^round 1, fragment 0: the owner has voided round 0, which this peer has applied; start over from an anchor$"
+    with pytest.raises(VoidedError, match=text):
+        desk.drive(a_round(desk, amendments=known, history=history(1)).run())
+    assert desk.time == 20
 
 
 def test_fates() -> None:

@@ -17,12 +17,13 @@ from sparseloco.peers.run_file import (
     RUN_LIMIT,
     Amendment,
     RunFile,
+    Void,
     apply_amendment,
-    policy_at,
     read_amendment,
     read_run,
     run_at,
     run_id,
+    voids_of,
 )
 from tests.peers.runs import OWNER, identity, make_run
 
@@ -173,30 +174,47 @@ def test_whole_and_broken_seconds_have_the_same_bytes() -> None:
 
 
 def test_an_amendment_holds_from_its_round_or_its_acknowledgement() -> None:
-    """max(named round, round after the first manifest that acknowledges it), as a function of the chain alone."""
+    """max(named round, first round whose manifest acknowledges it), as a function of the chain alone."""
     first, second = amendment(0, 10, policy__deadline_s=60.0), amendment(1, 5, policy__min_peers=3)
-    assert policy_at(RUN, [], 20) == RUN.policy
-    assert policy_at(RUN, [first], 9) == RUN.policy
-    assert policy_at(RUN, [first], 10).deadline_s == 60.0
-    both = policy_at(RUN, [first, second], 9)
+    assert run_at(RUN, [], 20) == RUN
+    assert run_at(RUN, [first], 9) == run_at(RUN, [], 9, [first]) == RUN
+    assert run_at(RUN, [first], 10).policy.deadline_s == run_at(RUN, [], 10, [first]).policy.deadline_s == 60.0
+    both = run_at(RUN, [first], 9, [second]).policy
     assert (both.min_peers, both.deadline_s) == (3, 600.0)
-    assert policy_at(RUN, [first, second], 10).deadline_s == 60.0
+    assert run_at(RUN, [first, second], 10).policy.deadline_s == 60.0
 
 
-def test_an_amendment_of_the_algorithm_brings_its_fingerprint() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^changes: a change of the algorithm must bring its fingerprint; add finger"
-    ):
-        amendment(0, algorithm__outer_lr=0.5)
-    run = run_at(RUN, [amendment(0, algorithm__outer_lr=0.5, fingerprint="9" * 16)], 0)
+def test_the_outer_rate_can_be_amended_where_the_preset_has_one() -> None:
+    """It is in no frame, so the fingerprint stays that of run.json."""
+    run = run_at(RUN, [], 0, [amendment(0, algorithm__outer_lr=0.5)])
     assert run.algorithm == {**RUN.algorithm, "outer_lr": 0.5}
-    assert run.fingerprint == "9" * 16
+    assert run.fingerprint == RUN.fingerprint
+    other = msgspec.structs.replace(RUN, algorithm={"preset": "local_sgd"})
+    assert run_at(other, [amendment(0, algorithm__outer_lr=0.5)], 0) == other
+    with pytest.raises(ConfigError, match=r"must be a setting of the preset, and 'local_sgd' has none; start another"):
+        apply_amendment(other, amendment(0, algorithm__outer_lr=0.5))
+    for wrong in (0, -1.0, 1001, True, "0.5"):
+        with pytest.raises(ConfigError, match=r"^algorithm.outer_lr=.*: must be above 0 and at most 1000; use 0.7$"):
+            apply_amendment(RUN, amendment(0, algorithm__outer_lr=wrong))
 
 
-@pytest.mark.parametrize("name", ["owner", "model.hidden_size", "policy", "policy.a.b", "run", "tokenizer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "owner",
+        "model.hidden_size",
+        "policy",
+        "policy.a.b",
+        "run",
+        "tokenizer",
+        "algorithm.k",
+        "train.steps",
+        "fingerprint",
+    ],
+)
 def test_what_would_be_another_run_cannot_be_amended(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^changes: '{name}' cannot be amended; name a key of policy, algorithm, train"
+        ConfigError, match=rf"^changes: '{name}' cannot be amended; name a key of policy or algorithm.outer_lr, or "
     ):
         Amendment(run=RUN.run, n=0, round=0, changes={name: 1})
 
@@ -204,12 +222,26 @@ def test_what_would_be_another_run_cannot_be_amended(name: str) -> None:
 def test_a_change_that_breaks_a_rule_is_left_out_by_all_alike() -> None:
     bad, good = amendment(0, policy__min_peers=0), amendment(1, policy__min_peers=3)
     unknown = amendment(2, policy__nonsense=1)
-    assert policy_at(RUN, [bad, good, unknown], 0).min_peers == 3
-    for wrong in (bad, unknown):
-        with pytest.raises(ConfigError, match=r"policy.min_peers=0|unknown key 'policy.nonsense'"):
+    fixed = amendment(3, policy__lease_s=1.0)
+    assert run_at(RUN, [bad, good, unknown, fixed], 0) == run_at(RUN, [good], 0)
+    assert run_at(RUN, [good], 0).policy.min_peers == 3
+    for wrong in (bad, unknown, fixed):
+        with pytest.raises(
+            ConfigError, match=r"policy.min_peers=0|unknown key 'policy.nonsense'|lease_s' is read from run.json when a"
+        ):
             apply_amendment(RUN, wrong)
     with pytest.raises(ConfigError, match="must not be an address"):
-        amendment(0, train__log="https://example.org")
+        amendment(0, policy__log="https://example.org")
+
+
+def test_a_void_names_a_fragment_and_changes_no_rule() -> None:
+    one, other = amendment(0, 7, void=2), amendment(1, 3, void=0, policy__min_peers=3)
+    assert voids_of([one, amendment(1), other]) == (Void(7, 2, 0), Void(3, 0, 1))
+    assert run_at(RUN, [one], 7) == RUN
+    assert run_at(RUN, [], 3, [other]).policy.min_peers == 3
+    for wrong in (-1, 10_000, True, "0", None):
+        with pytest.raises(ConfigError, match=r"^void=.*: must be a fragment, from 0 to 9999; name one$"):
+            amendment(0, void=wrong)
 
 
 def test_amendments_are_checked_like_the_run() -> None:

@@ -156,13 +156,13 @@ def test_amendments_are_in_force_acknowledged_or_not() -> None:
     first = stage.amendment(0, 0, **{"policy.deadline_s": 77.0})
     second = stage.amendment(1, 50, **{"policy.min_peers": 3})
     stage.close(0, 1, amended=(first, second))
-    stage.amendment(2, 60, **{"train.note": "\u00e9<b>"})
+    stage.amendment(2, 60, **{"policy.note": "\u00e9<b>"})
     stage.store.put("amend/00000003.json", b"{}")
     seen = look(stage)
     assert [(one.n, one.round, one.state) for one in seen.amendments] == [
         (0, 0, "in force"), (1, 50, "acknowledged"), (2, 60, "not acknowledged"),
     ]  # fmt: skip
-    assert seen.amendments[2].changes == '{"train.note": "\\u00e9<b>"}'
+    assert seen.amendments[2].changes == '{"policy.note": "\\u00e9<b>"}'
     assert (seen.policy["deadline_s"], seen.policy["min_peers"]) == (77.0, 2)
 
 

@@ -251,3 +251,26 @@ def test_a_plan_that_is_no_number_of_steps_is_left_out(steps: object) -> None:
     assert (seen.steps, seen.inner_steps) == (None, None)
     assert not any("steps" in fact for fact in words.facts(seen))
     assert words.headline(seen) == "0 rounds closed, no peer yet, no frame to compare yet"
+
+
+def test_a_voided_round_is_told_and_its_chain_is_left() -> None:
+    """The rounds that followed on it are as if they had never been."""
+    stage = Stage()
+    stage.close(0, 1)
+    before = stage.histories[0]
+    for _ in range(2):
+        stage.close(0, 1)
+    one = viewer(stage)
+    assert one.look().closed == {0: 3}
+    void = stage.amendment(0, 1, void=0)
+    seen = one.look()
+    assert seen.closed == {0: 1}
+    assert "attempt 0: manifest: amendments=0 must be above 0, the amendment that voids this round; refuse it" in (
+        seen.rounds[0].skipped
+    )
+    assert [one.state for one in seen.amendments] == ["not acknowledged"]
+    stage.histories[0] = before
+    stage.close(0, 2, attempt=1, amended=(void,))
+    for looked in (one.look(), look(stage)):
+        assert looked.closed == {0: 2}
+        assert [(one.state, one.changes) for one in looked.amendments] == [("in force", '{"void": 0}')]

@@ -35,7 +35,7 @@ def evil_stage() -> Stage:
     stage.at(5).lease(0, round=1)
     stage.lease(2, round=1)
     stage.frame(0, 1)
-    stage.amendment(0, 5, **{"train.note": EVIL})
+    stage.amendment(0, 5, **{"policy.note": EVIL})
     return stage
 
 

@@ -27,6 +27,7 @@ from sparseloco.launch import memory_errors
 from sparseloco.metrics import write_atomically
 from sparseloco.model import build_run_model
 from sparseloco.peers import canonical
+from sparseloco.peers.aloud import QUIET
 from sparseloco.peers.operations import Tell
 from sparseloco.peers.patience import Patient
 from sparseloco.peers.replay import Progress
@@ -35,7 +36,7 @@ from sparseloco.peers.store import open_store
 from sparseloco.report import load_run, units
 from sparseloco.settings import RunConfig
 from sparseloco.trainer import CHECKPOINTS, train
-from sparseloco.transport.object_store import QUIET, ObjectStore
+from sparseloco.transport.object_store import ObjectStore
 
 RUN = "run.json"
 """Copy of the run's file in a run folder."""

@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,15 +20,28 @@ from sparseloco.errors import AlreadyExists, ConfigError, NotFound, WireError
 from sparseloco.joined import tokens_per_round
 from sparseloco.model import build_run_model
 from sparseloco.peers import canonical, paths
-from sparseloco.peers.claims import amendment_of, reader_of
+from sparseloco.peers.claims import claim_at, known_amendments, reader_of
 from sparseloco.peers.identity import Identity
+from sparseloco.peers.manifest import MAX_AMENDED, History, Manifest
 from sparseloco.peers.member import tensor_table
 from sparseloco.peers.patience import Patient
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import RUN_LIMIT, Amendment, RunFile, apply_amendment, read_run, run_id
+from sparseloco.peers.run_file import (
+    NEXT_ROUND,
+    RUN_LIMIT,
+    VOID,
+    Amendment,
+    RunFile,
+    apply_amendment,
+    read_run,
+    run_at,
+    run_id,
+    voids_of,
+)
 from sparseloco.peers.store import open_store, probe
 from sparseloco.replica import Replica
 from sparseloco.settings import RunConfig, to_table
+from sparseloco.types import Key
 
 _TOKENIZER_LIMIT = 2**26
 _ONE = ("workers", "shards", "processes")
@@ -219,29 +232,99 @@ def amend_run(url: str, owner: Identity, round_: int, changes: Sequence[str]) ->
     """Write the owner's next amendment.
 
     Raises:
-        ConfigError: if a change is not of the policy, breaks a rule, or the key is not the owner's.
+        ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
     """
-    table = parse_table("", changes)
-    for section in table:
-        if section != "policy":
-            raise ConfigError(
-                f"{section}: cannot be amended while peers train, since each has built its own from run.json; only "
-                "policy.KEY=VALUE can, so start another run for the rest"
-            )
     reach(url)
     store = Patient(open_store(url))
-    run = read_run_of(store, url)
+    return put_amendment(store, read_run_of(store, url), owner, round_, changes_of(changes))
+
+
+def changes_of(words: Sequence[str]) -> dict[str, Any]:
+    """Values by dotted name, from ``section.key=value``."""
+    table = parse_table("", words)
+    return {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
+
+
+def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, changes: Mapping[str, Any]) -> Amendment:
+    """Sign the next amendment of a run, and put it.
+
+    Raises:
+        ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
+    """
     if owner.public != run.owner:
         raise ConfigError(f"--key: is that of {owner.public}, but run {run.run} is owned by {run.owner}; name its key")
-    read, n, now = reader_of(store), 0, run
-    while (before := amendment_of(read, run, n)) is not None:
-        now, n = apply_amendment(now, before), n + 1
-    values = {f"policy.{key}": value for key, value in table.get("policy", {}).items()}
-    amendment = Amendment(run=run.run, n=n, round=round_, changes=values)
-    apply_amendment(now, amendment)
+    known = known_amendments(reader_of(store), run)
+    amendment = Amendment(run=run.run, n=len(known), round=round_, changes=dict(changes))
+    apply_amendment(run_at(run, known, paths.MAX_ROUND), amendment)
     amendment = amendment.signed(owner)
-    store.create(str(paths.Amend(n)), canonical.encode(amendment))
+    store.create(str(paths.Amend(amendment.n)), canonical.encode(amendment))
     return amendment
+
+
+class Voided(NamedTuple):
+    """A round that was voided: what says so, and the manifest that counts no more."""
+
+    amendment: Amendment
+    manifest: Manifest
+
+
+def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, bar_writer: bool) -> Voided:
+    """Write an amendment after which the manifest of a round counts only if it acknowledges that amendment.
+
+    Args:
+        url: Of the run.
+        owner: Its owner.
+        key: Round and fragment.
+        changes: Further changes, which hold for the manifest that takes the place of the one that is voided.
+        bar_writer: Whoever wrote that one may write none any more.
+
+    Raises:
+        ConfigError: if there is no such manifest, its writer is on no list, or as in ``amend_run``.
+    """
+    store = Patient(open_store(url))
+    run = read_run_of(store, url)
+    read = reader_of(store)
+    known = known_amendments(read, run)
+    start = History(run=run, round=0, fragment=key.fragment, digest="", voids=voids_of(known))
+    found = claim_at(read, start, key.round)
+    if found is None:
+        raise ConfigError(
+            f"--round {key.round} --fragment {key.fragment}: must have a manifest that counts, and there is none; look "
+            "with `sparseloco status`"
+        )
+    manifest, history = found
+    pending = len(known) - len(history.amendments)
+    if pending >= MAX_AMENDED:
+        raise ConfigError(
+            f"--round {key.round}: has {pending} amendments that are not acknowledged, and a manifest acknowledges at "
+            f"most {MAX_AMENDED}, so it would never close again; start another run"
+        )
+    values: dict[str, Any] = {VOID: key.fragment, **changes_of(changes)}
+    if bar_writer:
+        values["policy.writers"] = _without(run_at(run, known, paths.MAX_ROUND).policy, manifest.writer)
+    return Voided(put_amendment(store, run, owner, key.round, values), manifest)
+
+
+def _without(policy: Policy, writer: str) -> list[str]:
+    """Those who may write manifests but for one."""
+    keys = [key for key in policy.writers or policy.members if key != writer]
+    if not keys:
+        raise ConfigError(
+            f"--bar-writer: must leave a writer, and the policy names none but {writer}; name those who may write with "
+            "policy.writers='[...]'"
+        )
+    return keys
+
+
+def told(amendment: Amendment) -> str:
+    """What an amendment changes and from when on, in words."""
+    changes = ", ".join(f"{name}={value}" for name, value in amendment.changes.items())
+    start = "the first round whose manifest acknowledges it, which may be one that is open now"
+    if amendment.round:
+        start = f"round {amendment.round} on, or from the first round whose manifest acknowledges it, if that is later"
+    later = [name for name in NEXT_ROUND if name in amendment.changes]
+    and_then = f"; {' and '.join(later)} from the round after that" if later else ""
+    return f"amendment {amendment.n} of run {amendment.run}: {changes}, from {start}{and_then}"
 
 
 def check_free(store: Patient, url: str) -> None:

@@ -1,4 +1,4 @@
-"""The verbs of peers over a store: join, and the group run with keygen, create and amend."""
+"""The verbs of peers over a store: join, and the group run with keygen, create, amend and void."""
 
 from __future__ import annotations
 
@@ -77,22 +77,27 @@ def create(
         typer.echo(f"run: {made.run} at {url}\nowner: {made.owner}\njoin with: {line}")
 
 
-@run_app.command(
-    "amend", epilog="Example: sparseloco run amend s3://bucket/mine --key owner.key --round 100 policy.deadline_s=300"
-)
+@run_app.command("amend", epilog="Example: sparseloco run amend s3://bucket/mine --key owner.key policy.min_peers=2")
 @command
 def amend(
     url: Url,
     changes: Annotated[
-        list[str], typer.Argument(metavar="policy.KEY=VALUE...", show_default=False, help="New values of rules.")
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...", show_default=False, help="New values: policy.KEY, or algorithm.outer_lr."
+        ),
     ],
     key: OwnerKey,
     round_: Annotated[
-        int, typer.Option("--round", metavar="N", show_default=False, help="First round in which they may hold.")
-    ],
+        int, typer.Option("--round", metavar="N", help="First round in which they may hold; 0: as soon as they can.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Change rules of a run from a round on, or from when its peers have learned of it, if that is later."""
+    """Change rules of a run, or its outer learning rate, while peers train.
+
+    It holds from --round on, or from the first round whose manifest acknowledges it, if that is later: without --round,
+    also in a round that is open and stuck.
+    """
     from sparseloco.cli import peer_runs
     from sparseloco.peers.identity import Identity
 
@@ -101,8 +106,54 @@ def amend(
     if as_json:
         print_json(found)
     else:
-        words = ", ".join(f"{name}={value}" for name, value in made.changes.items())
-        typer.echo(f"amendment {made.n} of run {made.run}: {words}, from round {made.round} on")
+        typer.echo(peer_runs.told(made))
+
+
+@run_app.command("void", epilog="Example: sparseloco run void s3://bucket/mine --round 41 --key owner.key --bar-writer")
+@command
+def void(
+    url: Url,
+    key: OwnerKey,
+    round_: Annotated[int, typer.Option("--round", metavar="N", show_default=False, help="The round.")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=VALUE...", show_default=False, help="Further changes, as of `run amend`."),
+    ] = [],  # noqa: B006
+    fragment: Annotated[int, typer.Option(metavar="F", help="The fragment.")] = 0,
+    bar_writer: Annotated[
+        bool, typer.Option("--bar-writer", help="Its writer may write no manifest any more.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a round be closed anew: for a manifest that lists a frame which nobody can fetch, so that all wait.
+
+    Peers that wait go on with another manifest. Peers that have applied it start over from an anchor, and lose what
+    they had not sent yet.
+    """
+    from sparseloco.cli import peer_runs
+    from sparseloco.peers.identity import Identity, peer_id_of
+    from sparseloco.types import Key
+
+    owner = Identity.load(key)
+    made, gone = peer_runs.void_round(url, owner, Key(round_, fragment), changes, bar_writer=bar_writer)
+    if as_json:
+        voided = {"attempt": gone.attempt, "sha256": gone.sha256, "writer": gone.writer}
+        entries = [{"peer": entry.peer, "hash": entry.hash, "size": entry.size} for entry in gone.entries]
+        print_json({"run": made.run, "n": made.n, "round": round_, "fragment": fragment, "changes": made.changes,
+                    "manifest": voided | {"entries": entries}})  # fmt: skip
+        return
+    typer.echo(
+        f"amendment {made.n} of run {made.run} voids round {round_}, fragment {fragment}: attempt {gone.attempt}"
+    )
+    typer.echo(f"written by {gone.writer}, peer {peer_id_of(gone.writer)}; it lists:")
+    for entry in gone.entries:
+        typer.echo(f"  {entry.peer}  {entry.hash}  {entry.size} bytes")
+    typer.echo("peers that wait close the round anew; those that have applied it start over from an anchor")
+    if "policy.writers" in made.changes:
+        typer.echo(f"writers from then on: {', '.join(made.changes['policy.writers'])}")
+    else:
+        line = shlex.join(["sparseloco", "run", "amend", url, "--key", str(key), "policy.writers=[...]"])
+        typer.echo(f"its writer may write others; to shut it out, name those who may: {line}")
 
 
 @app.command("join", epilog="Example: sparseloco join s3://bucket/mine --out runs/mine")

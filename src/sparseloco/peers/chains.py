@@ -15,7 +15,7 @@ from sparseloco.errors import NotFound, TooLarge, WireError
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.claims import MAX_ATTEMPTS
 from sparseloco.peers.manifest import History, Manifest, judge, manifest_limit
-from sparseloco.peers.run_file import RunFile
+from sparseloco.peers.run_file import RunFile, Void
 from sparseloco.peers.store import Store
 
 MAX_TALLIED = 4096
@@ -95,13 +95,21 @@ class Chain:
     keep: int
     history: History = field(init=False)
     links: deque[Link] = field(init=False)
-    tallies: dict[str, Tally] = field(default_factory=dict[str, Tally])
-    listed_bytes: int = 0
-    vouched: deque[str] = field(default_factory=lambda: deque[str](maxlen=_VOUCHED))
+    tallies: dict[str, Tally] = field(init=False)
+    listed_bytes: int = field(init=False)
+    vouched: deque[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.history = History(run=self.run, round=0, fragment=self.fragment, digest="")
         self.links = deque(maxlen=self.keep)
+        self.tallies, self.listed_bytes = {}, 0
+        self.vouched = deque(maxlen=_VOUCHED)
+
+    def learn(self, voids: tuple[Void, ...]) -> None:
+        """Take note of what the owner has voided; if rounds up to here are among it, begin anew."""
+        if replace(self.history, voids=voids).voided:
+            self.__post_init__()
+        self.history = replace(self.history, voids=voids)
 
     @property
     def closed(self) -> int:

@@ -7,17 +7,23 @@ checked by somebody who has that state; whoever uses a claim does so later.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
 from sparseloco.errors import StoreError, TooLarge, WireError
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.manifest import History, Manifest, is_signed, judge, manifest_limit
+from sparseloco.peers.policy import MAX_PEERS, Policy
 from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, read_amendment
 from sparseloco.peers.store import Store, get_steady
-from sparseloco.types import Key
 
 MAX_ATTEMPTS = 64
+_BATCH = 16
+"""Manifests that are fetched at the same time."""
+_LARGEST = manifest_limit(Policy(max_peers=MAX_PEERS))
+"""For a manifest whose policy follows from the amendments that it names itself; its verdict has the limit of that."""
 Reader = Callable[[str, int], bytes | None]
 """Bytes of an object of at most so many bytes; None if it cannot be had."""
 
@@ -39,10 +45,35 @@ def reader_of(store: Store) -> Reader:
 
 def next_claim(read: Reader, chain: History) -> Manifest | None:
     """The first attempt of the chain's next round that is in order but for its shared state."""
-    for place, data, told in _attempts(read, chain):
+    for place, data, told in _attempts(read, chain, manifest_limit(chain.policy)):
         if manifest := _judge(data, place, replace(chain, digest=told.digest, state_sha256=told.state_sha256)):
             return manifest
     return None
+
+
+def closed_since(read: Reader, pool: Executor, chain: History) -> list[Manifest]:
+    """Manifests of the closed rounds from the chain's next one on, fetched side by side."""
+    found: list[Manifest] = []
+    size = 1
+    while True:
+        batch = [replace(chain, round=chain.round + i) for i in range(size)]
+        for first in list(pool.map(partial(_first_attempt, read), batch)):
+            manifest = next_claim(_after(first, read), chain)
+            if manifest is None:
+                return found
+            found.append(manifest)
+            chain = chain.after(manifest, "")
+        size = _BATCH
+
+
+def _first_attempt(read: Reader, chain: History) -> tuple[str, bytes | None]:
+    path = str(paths.Manifest(chain.round, chain.fragment, 0))
+    return path, read(path, manifest_limit(chain.policy))
+
+
+def _after(first: tuple[str, bytes | None], read: Reader) -> Reader:
+    """A reader that has one object already."""
+    return lambda path, limit: first[1] if path == first[0] else read(path, limit)
 
 
 def _judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | None:
@@ -53,39 +84,43 @@ def _judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | N
     return verdict if isinstance(verdict, Manifest) else None
 
 
-def claim_at(read: Reader, run: RunFile, fragment: int, round: int) -> tuple[Manifest, History] | None:
-    """A manifest in the middle of a chain, and the history before it, as it tells it.
+def claim_at(read: Reader, start: History, round: int) -> tuple[Manifest, History] | None:
+    """A manifest in the middle of the chain that begins with ``start``, and the history before it, as it tells it.
 
     Where several attempts are in order, it is the one that the next round's manifests name.
     """
-    found = _claims(read, run, fragment, round)
+    found = _claims(read, start, round)
     if len(found) > 1:
-        named = {manifest.previous for manifest, _ in _claims(read, run, fragment, round + 1)}
+        named = {manifest.previous for manifest, _ in _claims(read, start, round + 1)}
         found = [pair for pair in found if pair[0].sha256 in named] or found
     return found[0] if found else None
 
 
-def anchored_after(store: Store, run: RunFile, key: Key) -> bool:
-    """Whether a fragment has an anchor of a later round that a manifest vouches for."""
+def claim_named(read: Reader, start: History, round: int, sha256: str) -> Manifest | None:
+    """The manifest of a round that one of the next round names; None if it cannot be had now."""
+    return next((manifest for manifest, _ in _claims(read, start, round) if manifest.sha256 == sha256), None)
+
+
+def anchored_after(store: Store, start: History, round: int) -> bool:
+    """Whether a chain has an anchor of a later round that a manifest vouches for."""
     with contextlib.suppress(StoreError):
         there = anchors.listed(store)
-        for round in sorted({place.round for place in there if place.round > key.round}, reverse=True):
-            found = claim_at(reader_of(store), run, key.fragment, round)
+        for later in sorted({place.round for place in there if place.round > round}, reverse=True):
+            found = claim_at(reader_of(store), start, later)
             if found and found[0].state_sha256 and anchors.path_of(found[0]) in map(str, there):
                 return True
     return False
 
 
-def _claims(read: Reader, run: RunFile, fragment: int, round: int) -> list[tuple[Manifest, History]]:
+def _claims(read: Reader, start: History, round: int) -> list[tuple[Manifest, History]]:
     found: list[tuple[Manifest, History]] = []
-    for place, data, told in _attempts(read, History(run=run, round=round, fragment=fragment, digest="")):
-        amendments = amendments_until(read, run, told.amendments - len(told.amended))
+    for place, data, told in _attempts(read, replace(start, round=round), _LARGEST):
+        amendments = amendments_until(read, start.run, told.amendments - len(told.amended))
         if amendments is None:
             continue
-        history = History(
-            run=run,
+        history = replace(
+            start,
             round=round,
-            fragment=fragment,
             digest=told.digest,
             previous=told.previous,
             amendments=amendments,
@@ -107,6 +142,14 @@ def amendments_until(read: Reader, run: RunFile, count: int) -> tuple[Amendment,
     return tuple(found)
 
 
+def known_amendments(read: Reader, run: RunFile, before: Sequence[Amendment] = ()) -> list[Amendment]:
+    """All amendments that can be read, from those that are known already on."""
+    found = [*before]
+    while (amendment := amendment_of(read, run, len(found))) is not None:
+        found.append(amendment)
+    return found
+
+
 def amendment_of(read: Reader, run: RunFile, n: int) -> Amendment | None:
     """The n-th amendment, if it is there and the owner's."""
     data = read(str(paths.Amend(n)), AMENDMENT_LIMIT)
@@ -116,9 +159,8 @@ def amendment_of(read: Reader, run: RunFile, n: int) -> Amendment | None:
         return None
 
 
-def _attempts(read: Reader, chain: History) -> Iterator[tuple[paths.Manifest, bytes, Manifest]]:
+def _attempts(read: Reader, chain: History, limit: int) -> Iterator[tuple[paths.Manifest, bytes, Manifest]]:
     """Whatever looks like a manifest, attempt by attempt, until there is none."""
-    limit = manifest_limit(chain.policy)
     for attempt in range(MAX_ATTEMPTS):
         place = paths.Manifest(chain.round, chain.fragment, attempt)
         data = read(str(place), limit)

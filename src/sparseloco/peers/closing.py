@@ -16,14 +16,15 @@ from sparseloco.peers import paths
 from sparseloco.peers.clipping import clip_to_median
 from sparseloco.peers.deadline import Arrivals, Decision, decide
 from sparseloco.peers.driver import Driver, Teller
+from sparseloco.peers.fates import Fate, own_fate
 from sparseloco.peers.frames import Expected, Frames
 from sparseloco.peers.identity import Identity
-from sparseloco.peers.manifest import Entry, History, Manifest
+from sparseloco.peers.manifest import Entry, History, Manifest, void_of
 from sparseloco.peers.operations import Object, Tell
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.relays import Fetching
-from sparseloco.peers.rounds import Fate, Round, own_fate
-from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.rounds import Round
+from sparseloco.peers.run_file import Amendment, voids_of
 from sparseloco.peers.store import Store
 from sparseloco.types import Envelope, Key, Payload, foreign_number, name_of
 
@@ -116,6 +117,7 @@ class Desk:
 
         Raises:
             DriftError: if the manifest contradicts the own shared state.
+            VoidedError: if the owner has voided a round that led to that state.
             BehindError: if the round is so old that its frames are removed.
             QuorumError: after ``give_up_s``.
             Interrupted: if the peer leaves.
@@ -134,13 +136,18 @@ class Desk:
             poll_s=self.poll_s,
             give_up_s=self.give_up_s,
         )
-        manifest = driver.run(steps.run())
+        closed = None
+        while closed is None:
+            closed = self.finish(order, driver.run(steps.run()))
         missing = len(set(steps.awaited()) - set(steps.seen.frames))
-        arrivals.record(steps.seen.late_s, missing, order.history.policy.deadline_s)
-        return self.finish(order, manifest)
+        arrivals.record(steps.seen.late_s, missing, steps.policy.deadline_s)
+        return closed
 
-    def finish(self, order: Order, manifest: Manifest) -> Closed:
+    def finish(self, order: Order, manifest: Manifest) -> Closed | None:
         """Fetch what an accepted manifest lists; nobody goes on without (rule 3).
+
+        Returns:
+            What to apply; None if the owner has voided the manifest meanwhile.
 
         Raises:
             BehindError: if it cannot be had, since rounds before a newer anchor are removed.
@@ -148,13 +155,17 @@ class Desk:
         driver = self.driver(order.key, order.expected)
         fetching = Fetching(manifest=manifest, me=self.me.peer_id, held=self.frames.hashes(), poll_s=self.poll_s)
         while not driver.run(fetching.one_pass()):
+            if void_of(manifest, voids_of(self.amendments)):
+                driver.run(fetching.clear())
+                return None
             if self.newer_anchor(order.key):
                 raise BehindError(
                     f"round {order.key.round}, fragment {order.key.fragment}: frames are gone and a newer anchor is "
                     "there; start from that"
                 )
             driver.pause(self.poll_s)
-        self._serve_later(fetching, order.history.policy.anchor_every)
+        policy = order.history.run_under(manifest.amended).policy
+        self._serve_later(fetching, policy.anchor_every)
         opened = self._open(order, manifest)
         failed = {entry.hash for entry in manifest.entries} - set(opened)
         fate = own_fate(manifest, self.me.peer_id, order.own[0] if order.own else None, failed)
@@ -163,7 +174,7 @@ class Desk:
             number = order.number if self._is_mine(entry, fate) else foreign_number(entry.peer)
             if entry.hash in opened:
                 inbox.append(replace(opened[entry.hash], peer=number))
-        inbox, factors = clip_to_median(inbox, order.norm, order.history.policy.clip_norm_ratio)
+        inbox, factors = clip_to_median(inbox, order.norm, policy.clip_norm_ratio)
         for number, factor in factors.items():
             mine = number == order.number
             who = "this peer" if mine else name_of(number)
@@ -173,15 +184,6 @@ class Desk:
             )
             self.tell(Tell("clipped" if mine else "clipped-other", order.key.round, order.key.fragment, text))
         return Closed(manifest, inbox, fate)
-
-    def follow(self, order: Order) -> Manifest | None:
-        """The manifest of a round that is closed already; None if it is open.
-
-        Raises:
-            DriftError: if the manifest contradicts the own shared state.
-        """
-        steps = Round(history=order.history, me=self.me, own=None, live=self.live, now=self.clock)
-        return self.driver(order.key, None).run(steps.follow())
 
     def prefetch(self, manifest: Manifest) -> list[Future[object]]:
         """Start to fetch what a manifest lists; what cannot be had is left for later."""

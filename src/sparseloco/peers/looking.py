@@ -6,6 +6,7 @@ may come from the store's times; what peers decide by, how long a lease has not 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,14 @@ import msgspec
 from sparseloco.errors import ConfigError, StoreError, WireError
 from sparseloco.peers import paths
 from sparseloco.peers.chains import Chain, Link, Tally, strict_reader
+from sparseloco.peers.claims import known_amendments
 from sparseloco.peers.facts import Courses, Headers, amendments, anchors, bytes_of, late, printable, sum_tallies
 from sparseloco.peers.identity import peer_id_of
 from sparseloco.peers.leases import LEASE_LIMIT, Lease, read_lease
 from sparseloco.peers.membership import Leases, Sighting
 from sparseloco.peers.objects import Ahead, Objects, Place, list_objects
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run
+from sparseloco.peers.run_file import RUN_LIMIT, Amendment, RunFile, Void, read_run, voids_of
 from sparseloco.peers.status import Amended, Missing, Peer, Round, Sent, Status
 from sparseloco.peers.store import Store
 
@@ -84,6 +86,7 @@ class Viewer:
         self.run: RunFile = read_run(store.get(str(paths.Run()), limit=RUN_LIMIT), owner)
         self._clock, self._wall_clock = clock, wall_clock
         self._chains: dict[int, Chain] = {}
+        self._known: list[Amendment] = []
         self._leases = Leases(self.run.policy.lease_s, MAX_LEASES)
         self._read: dict[str, tuple[str, Lease]] = {}
         self._courses = Courses()
@@ -134,8 +137,10 @@ class Viewer:
     def _follow(self, look: _Look, pool: ThreadPoolExecutor) -> dict[int, list[str]]:
         """Go on in the chains of all fragments; returns what is wrong in their open rounds."""
         notes: dict[int, list[str]] = {}
+        voids = self._voids(look)
         for fragment in range(MAX_FRAGMENTS):
             chain = self._chains.setdefault(fragment, Chain(self.run, fragment, self.keep))
+            chain.learn(voids)
             try:
                 notes[fragment] = [printable(note) for note in chain.follow(Ahead(self.store, pool, look.objects))]
             except StoreError as error:
@@ -148,6 +153,14 @@ class Viewer:
             for line in notes[fragment]:
                 look.say(f"round {self._chains[fragment].closed}, fragment {fragment}: {line}")
         return notes
+
+    def _voids(self, look: _Look) -> tuple[Void, ...]:
+        read = strict_reader(self.store)
+        with contextlib.suppress(StoreError):  # what cannot be read is told with the amendments
+            self._known = known_amendments(
+                lambda path, limit: read(path, limit) if path in look.objects.listed else None, self.run, self._known
+            )
+        return voids_of(self._known)
 
     def _rounds(self, look: _Look, open_notes: dict[int, list[str]]) -> Iterator[Round]:
         for chain in self._chains.values():

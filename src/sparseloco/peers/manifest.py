@@ -6,7 +6,9 @@ history. So all of them come to the same verdict, whatever they saw of the store
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple
 
@@ -17,11 +19,12 @@ from sparseloco.peers import canonical, paths
 from sparseloco.peers.canonical import Hash, Hex16, Hex32, Hex64, Hex128, Line
 from sparseloco.peers.identity import Domain, Identity, verify
 from sparseloco.peers.policy import Policy
-from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, policy_at
+from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, Void, run_at, voids_of
 
 NO_HASH = "0" * 64
 """``previous`` of the first manifest of a fragment."""
-MAX_AMENDED = 4
+MAX_AMENDED = 16
+"""Amendments that one manifest acknowledges at most; further ones cannot help a round that is stuck."""
 _NO_SIGNATURE = "0" * 128
 _ENTRY_BYTES, _LEFT_OUT_BYTES, _HEAD_BYTES = 256, 512, 4096
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
@@ -111,6 +114,8 @@ class History:
         amendments: Acknowledged so far, by number.
         state_sha256: Hash of the own serialized shared state in rounds in which one is due, else empty.
         replayed: The state was just made again from an anchor, so that a digest that differs is the manifest's fault.
+        voids: What the owner has voided, as far as the reader knows. All readers come to know it, and until then their
+            chains differ.
     """
 
     run: RunFile
@@ -121,11 +126,31 @@ class History:
     amendments: tuple[Amendment, ...] = ()
     state_sha256: str = ""
     replayed: bool = False
+    voids: tuple[Void, ...] = ()
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy of this round as far as the manifests before decide it."""
+        return run_at(self.run, self.amendments, self.round).policy
 
     @property
-    def policy(self) -> Policy:
-        """The policy in force in this round."""
-        return policy_at(self.run, self.amendments, self.round)
+    def voided(self) -> Void | None:
+        """What the owner has voided of the rounds before this one, so that nothing that follows on them counts.
+
+        A chain that goes on after a voided round never acknowledges that amendment, see ``judge``.
+        """
+        known = len(self.amendments)
+        mine = (void for void in self.voids if void.fragment == self.fragment)
+        return next((void for void in mine if void.round < self.round and void.n >= known), None)
+
+    def unacknowledged(self, known: Sequence[Amendment]) -> tuple[Amendment, ...]:
+        """What a writer that knows these amendments acknowledges in the manifest of this round."""
+        first = len(self.amendments)
+        return tuple(known[first : first + MAX_AMENDED])
+
+    def run_under(self, amended: Sequence[Amendment]) -> RunFile:
+        """The run in this round if its manifest acknowledges these: what it is judged by, and then applied by."""
+        return run_at(self.run, self.amendments, self.round, amended)
 
     @property
     def wants_state_hash(self) -> bool:
@@ -162,7 +187,7 @@ class Drifted(NamedTuple):
 
 
 def manifest_limit(policy: Policy) -> int:
-    """Most bytes that a manifest can have under a policy; more are not downloaded."""
+    """Most bytes that the manifest of a round can have, by the policy of the rounds before; more are not downloaded."""
     per_peer = _ENTRY_BYTES + _LEFT_OUT_BYTES
     return _HEAD_BYTES + MAX_AMENDED * AMENDMENT_LIMIT + policy.max_peers * per_peer
 
@@ -194,21 +219,17 @@ def judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | Re
     Returns:
         The manifest; or why it counts for nobody; or why it contradicts the reader's own state.
     """
-    policy = history.policy
     assert bool(history.state_sha256) == history.wants_state_hash, "hash the state where it is due"
     try:
-        manifest = canonical.decode(data, Manifest, what="manifest", limit=manifest_limit(policy))
+        manifest = canonical.decode(data, Manifest, what="manifest", limit=manifest_limit(history.policy))
     except WireError as error:
         return Refusal(str(error))
-    for reason in (
-        _misplaced(manifest, place, history),
-        _unsigned(manifest, policy),
-        _amended(manifest, history),
-        _entries(manifest, policy),
-        _left_out(manifest, policy),
-    ):
-        if reason:
-            return Refusal(f"manifest: {reason}; refuse it")
+    reason = _misplaced(manifest, place, history) or _voided(manifest, history) or _amended(manifest, history)
+    if not reason:  # only what the owner signed may change the policy that decides the rest
+        policy = history.run_under(manifest.amended).policy
+        reason = _unsigned(manifest, policy) or _entries(manifest, policy) or _left_out(manifest, policy)
+    if reason:
+        return Refusal(f"manifest: {reason}; refuse it")
     drift = _drift(manifest, history)
     if drift and history.replayed:
         return Refusal(f"manifest: {drift}, also after a replay from an anchor; refuse it")
@@ -226,6 +247,20 @@ def _misplaced(manifest: Manifest, place: paths.Manifest, history: History) -> s
         return "run={}, round={}, fragment={}, attempt={} is not where it lies".format(*said)
     if manifest.previous != history.previous:
         return f"previous={manifest.previous[:16]} must be {history.previous[:16]}, the manifest of the round before"
+    return ""
+
+
+def void_of(manifest: Manifest, voids: Sequence[Void]) -> Void | None:
+    """What voids a manifest: a round that it closes without acknowledging that the owner wants it closed anew."""
+    mine = (void for void in voids if (void.round, void.fragment) == (manifest.round, manifest.fragment))
+    return next((void for void in mine if manifest.amendments <= void.n), None)
+
+
+def _voided(manifest: Manifest, history: History) -> str:
+    if void := history.voided:
+        return f"it follows on round {void.round}, which amendment {void.n} voids"
+    if void := void_of(manifest, history.voids):
+        return f"amendments={manifest.amendments} must be above {void.n}, the amendment that voids this round"
     return ""
 
 
@@ -250,6 +285,9 @@ def _amended(manifest: Manifest, history: History) -> str:
     for n, amendment in enumerate(new, start=known):
         if (amendment.run, amendment.n) != (history.run.run, n) or not amendment.is_by(history.run.owner):
             return f"amendment {amendment.n} must be number {n} of this run, signed by its owner"
+    for void in voids_of(new):
+        if void.fragment == history.fragment and void.round < history.round:
+            return f"amendment {void.n} voids round {void.round}, which this chain is made of"
     return ""
 
 

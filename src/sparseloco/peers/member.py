@@ -8,19 +8,21 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sparseloco import rejoin
-from sparseloco.errors import ConfigError, StoreError
+from sparseloco import rejoin, wire
+from sparseloco.errors import CheckpointError, ConfigError, StoreError, WireError
 from sparseloco.peers import anchors, canonical
 from sparseloco.peers.clipping import payload_norm
 from sparseloco.peers.closing import Closed, Desk, Order
+from sparseloco.peers.fates import Fate
 from sparseloco.peers.frames import Expected, check_weight_within, seal_envelope
 from sparseloco.peers.journal import Journal, Posted
 from sparseloco.peers.manifest import History, Manifest
 from sparseloco.peers.operations import Tell
-from sparseloco.peers.rounds import Fate
-from sparseloco.peers.run_file import RunFile, run_at
+from sparseloco.peers.policy import Policy
+from sparseloco.peers.run_file import RunFile, Void, voids_of
+from sparseloco.peers.sealed import TRAILER_BYTES
 from sparseloco.replica import Replica
-from sparseloco.types import Envelope, Key, TensorSpec
+from sparseloco.types import Envelope, Key, Payload, TensorSpec
 
 
 def tensor_table(specs: tuple[TensorSpec, ...]) -> str:
@@ -78,22 +80,43 @@ class Member:
 
     def start_of(self, fragment: int) -> History:
         """Where the chain of a fragment begins."""
-        return History(run=self.run, round=0, fragment=fragment, digest="")
+        return History(run=self.run, round=0, fragment=fragment, digest="", voids=voids_of(self.desk.amendments))
 
-    def order(self, key: Key, *, replayed: bool = False) -> Order:
-        """What is to be closed next for a fragment, with its present shared state.
+    def voided(self) -> Void | None:
+        """What the owner, as is known now, has voided of the rounds that this replica has applied."""
+        voids = voids_of(self.desk.amendments)
+        self.chains = {fragment: replace(chain, voids=voids) for fragment, chain in self.chains.items()}
+        return next(filter(None, (chain.voided for chain in self.chains.values())), None)
+
+    def forget(self) -> None:
+        """Give up what is this replica's alone and has not been settled, and count steps anew; shared state stays."""
+        self.posted.clear()
+        self.retention = anchors.Retention(self.desk.store, self.desk.me.peer_id)  # it may have counted on what is void
+        for fragment, lane in enumerate(self.replica.lanes):
+            rejoin.set_residual(self.replica, fragment, [])
+            lane.in_flight = {}
+        self.replica.step = 0
+
+    def payload_of(self, posted: Posted) -> Payload | None:
+        """Content of a message that was written down; its digest may be that of a state that was wrong.
 
         Raises:
-            ConfigError: if the owner has changed the algorithm since this replica was made.
+            CheckpointError: if it cannot be read.
         """
+        lane = self.replica.lanes[posted.key.fragment]
+        if not posted.weight:
+            return None
+        specs = lane.channel.part_specs(lane.state)
+        run = bytes.fromhex(self.run.run)
+        try:
+            return wire.decode(posted.frame[:-TRAILER_BYTES], specs, self.replica.fingerprint, run).payload
+        except WireError as error:
+            raise CheckpointError(f"journal: {error}; remove the journal, which costs its residual only") from error
+
+    def order(self, key: Key, *, replayed: bool = False) -> Order:
+        """What is to be closed next for a fragment, with its present shared state."""
         chain = self.chains[key.fragment]
         assert chain.round == key.round, f"{key} is not the next round"
-        wanted = run_at(self.run, chain.amendments, key.round).fingerprint
-        if wanted != self.replica.fingerprint:
-            raise ConfigError(
-                f"round {key.round}: the owner has changed the algorithm to {wanted}, here it is "
-                f"{self.replica.fingerprint}; start this peer again"
-            )
         lane = self.replica.lanes[key.fragment]
         digest = rejoin.fragment_digest(self.replica, key.fragment)
         state = anchors.state_hash(self.replica, self.run.run, key) if chain.wants_state_hash else ""
@@ -106,6 +129,11 @@ class Member:
             norm=partial(payload_norm, lane.channel, lane.state),
         )
 
+    def policy(self, fragment: int) -> Policy:
+        """The policy that a manifest of this peer would bring about in the open round of a fragment."""
+        chain = self.chains[fragment]
+        return chain.run_under(chain.unacknowledged(self.desk.amendments)).policy
+
     def take_down(self, envelope: Envelope) -> None:
         """Seal an own message and write it down with what it leaves behind, before it goes anywhere.
 
@@ -114,7 +142,7 @@ class Member:
             CheckpointError: if it cannot be written down.
         """
         fragment = envelope.key.fragment
-        check_weight_within(envelope.weight, self.chains[fragment].policy.max_tokens_per_round)
+        check_weight_within(envelope.weight, self.policy(fragment).max_tokens_per_round)
         frame = seal_envelope(envelope, self.run.run, self.desk.me)
         residual = self.replica.lanes[fragment].state.residual
         self.journal.write(Posted(envelope.key, frame, envelope.weight, residual))
@@ -125,8 +153,14 @@ class Member:
         self.posted[key] = (self.desk.frames.put(key, frame), len(frame))
 
     def accept(self, order: Order, closed: Closed) -> None:
-        """Go on to the next round of a fragment; its shared state is still that before this round."""
+        """Go on to the next round of a fragment; its shared state is still that before this round.
+
+        The outer step that follows has the rate that the manifest brings about.
+        """
         key, manifest = order.key, closed.manifest
+        run = order.history.run_under(manifest.amended)
+        changed = run.algorithm != self.run.algorithm
+        rejoin.set_outer_lr(self.replica, key.fragment, float(run.algorithm["outer_lr"]) if changed else None)
         self.chains[key.fragment] = order.history.after(manifest, "")
         self.posted.pop(key, None)
         if closed.fate == Fate.STALE:
@@ -137,7 +171,7 @@ class Member:
             )
             self.desk.tell(Tell("credited", key.round, key.fragment, text))
         if manifest.state_sha256:
-            self._write_anchor(manifest, order.history.policy.anchor_every, order.history.policy.lease_s)
+            self._write_anchor(manifest, run.policy.anchor_every, run.policy.lease_s)
 
     def _sent_something(self, key: Key) -> bool:
         """Whether the own message of a round was not an abstention, which nobody is owed."""

@@ -20,6 +20,10 @@ class DriftError(DivergenceError):
     """This peer's shared state contradicts the round's manifest; the caller replays from the newest anchor."""
 
 
+class VoidedError(DivergenceError):
+    """The owner has voided a round that this peer has applied; the caller starts over from anchors."""
+
+
 @dataclass(frozen=True, slots=True)
 class List:
     """A page of objects below a folder, with paths greater than ``after``. Outcomes: ``Listing``, ``Unavailable``."""

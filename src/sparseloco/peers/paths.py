@@ -14,6 +14,7 @@ from sparseloco.errors import WireError
 
 MAX_ROUND = 10**8 - 1
 MAX_ATTEMPT = 10**4 - 1
+MAX_FRAGMENT = 10**4 - 1
 _MAX_LENGTH = 200
 _DIGITS = {"round": 8, "n": 8, "fragment": 4, "part": 4, "attempt": 4}
 _TEXTS = {

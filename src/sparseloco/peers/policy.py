@@ -12,14 +12,15 @@ from sparseloco.peers.canonical import Hex64
 from sparseloco.peers.identity import peer_id_of
 from sparseloco.reduce import MAX_WEIGHT
 
+MAX_PEERS = 4096
 _DAY_S = 86400
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "min_peers": (1, 4096, "2, or 1 to let a peer train alone"),
+    "min_peers": (1, MAX_PEERS, "2, or 1 to let a peer train alone"),
     "deadline_s": (1, 7 * _DAY_S, "600"),
     "lease_s": (1, _DAY_S, "120"),
     "max_tokens_per_round": (1, MAX_WEIGHT - 1, "a little more than the fastest peer sees in a round"),
     "max_frame_bytes": (256, 2**40, "the size of a frame that `describe` names"),
-    "max_peers": (1, 4096, "64"),
+    "max_peers": (1, MAX_PEERS, "64"),
     "anchor_every": (1, 10**6, "16"),
     "slots": (1, 10**6, "the value of max_peers or more"),
     "rejoin_warmup_steps": (0, 10**6, "0 for none, or the inner steps of one round"),

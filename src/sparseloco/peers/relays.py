@@ -54,7 +54,7 @@ class Fetching:
             yield from self._ask()
         done = not self.missing()
         if done:
-            yield from self._clear()
+            yield from self.clear()
         return done
 
     def missing(self) -> list[Entry]:
@@ -115,7 +115,8 @@ class Fetching:
             if isinstance(outcome, Done):
                 self.relayed.add(hash)
 
-    def _clear(self) -> Steps[None]:
+    def clear(self) -> Steps[None]:
+        """Take the own wants away."""
         for hash in sorted(self.wanted):
             yield Delete(str(self._want(hash)))
         self.wanted.clear()

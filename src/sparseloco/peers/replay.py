@@ -6,30 +6,30 @@ manifest is judged by the state that the replay has made, so a replay that goes 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
-from sparseloco import rejoin, wire
-from sparseloco.errors import CheckpointError, DivergenceError, StoreError, WireError
-from sparseloco.peers import anchors, paths
-from sparseloco.peers.claims import Reader, claim_at, next_claim, reader_of
+from sparseloco import rejoin
+from sparseloco.errors import CheckpointError, DivergenceError, QuorumError, StoreError
+from sparseloco.peers import anchors
+from sparseloco.peers.claims import Reader, claim_at, claim_named, closed_since, reader_of
 from sparseloco.peers.closing import BehindError, Closed, Order
+from sparseloco.peers.fates import Fate, fate_since
 from sparseloco.peers.journal import Posted
-from sparseloco.peers.manifest import History, Manifest, manifest_limit
+from sparseloco.peers.manifest import History, Manifest
 from sparseloco.peers.member import Member
-from sparseloco.peers.operations import DriftError, Tell
-from sparseloco.peers.rounds import Fate, own_fate
-from sparseloco.peers.sealed import TRAILER_BYTES
-from sparseloco.types import Key, Payload
+from sparseloco.peers.operations import DriftError, Tell, VoidedError
+from sparseloco.peers.run_file import Void
+from sparseloco.types import Key
 
 _AHEAD = 8
 """Rounds whose frames are fetched before they are needed."""
-_BATCH = 16
-"""Manifests that are fetched at the same time."""
 _MAX_TURNS = 1000
 
 
@@ -60,12 +60,14 @@ class CatchUp:
         received: Bytes received so far.
         progress: Is told after each round.
         clock: Monotonic seconds.
+        started_over: Is told when everything is made anew from anchors, and what was in flight before is nothing now.
     """
 
     member: Member
     received: Callable[[], int]
     progress: Callable[[Progress], None]
     clock: Callable[[], float] = time.monotonic
+    started_over: Callable[[], None] = lambda: None
     _journals: dict[int, Posted] = field(default_factory=dict)
     _used: dict[int, int] = field(default_factory=dict)
     _failed: set[tuple[int, int]] = field(default_factory=set)
@@ -106,7 +108,10 @@ class CatchUp:
             for fragment in range(len(self.member.replica.lanes)):
                 if fragment not in self.member.chains:
                     self._begin(fragment)
-            claims = [self._walk(chain) for _, chain in sorted(self.member.chains.items())]
+            if void := self.member.voided():
+                self._start_over(void)
+                moved = True
+            claims = [self._closed_since(chain) for _, chain in sorted(self.member.chains.items())]
             closed = [self.member.chains[f].round + len(found) for f, found in enumerate(claims)]
             self._check_not_behind(closed)
             step = self._step_to_join(closed)
@@ -114,7 +119,8 @@ class CatchUp:
             if not todo:
                 return self._rejoin(step) or moved
             moved = True
-            self._replay(todo, claims)
+            with contextlib.suppress(VoidedError):  # told in the next turn
+                self._replay(todo, claims)
         raise DivergenceError("replay: must come to an end; look for a peer that rewrites the rounds of this run")
 
     def again(self, key: Key) -> None:
@@ -137,6 +143,24 @@ class CatchUp:
         self._used.clear()
         self._failed.clear()
         self._exhausted.clear()
+
+    def _start_over(self, void: Void) -> None:
+        """Make all fragments anew from anchors, as a peer that joins with nothing of its own.
+
+        Raises:
+            DivergenceError: if a fragment has none that still counts.
+        """
+        text = (
+            f"round {void.round}, fragment {void.fragment}: the owner has voided what this peer had applied; it starts "
+            "over from an anchor, and what it had not sent yet is dropped"
+        )
+        self._say("voided", Key(void.round, void.fragment), text)
+        self.member.forget()
+        self._journals.clear()
+        self._forget_failures()
+        for fragment in range(len(self.member.replica.lanes)):
+            self._from_anchor(fragment, None)
+        self.started_over()
 
     def leap(self, key: Key) -> None:
         """Go on from an anchor after that round, whose frames are gone.
@@ -167,12 +191,15 @@ class CatchUp:
 
     def _chain_here(self, fragment: int, here: int) -> History:
         """The history of a replica that has applied ``here`` rounds already."""
+        start = self.member.start_of(fragment)
         if not here:
-            return self.member.start_of(fragment)
-        if found := claim_at(self._read, self.member.run, fragment, here):
+            return start
+        if found := claim_at(self._read, start, here):
             return found[1]
-        if found := claim_at(self._read, self.member.run, fragment, here - 1):
+        if found := claim_at(self._read, start, here - 1):
             return found[1].after(found[0], "")
+        if (unknown := replace(start, round=here)).voided:
+            return unknown  # what it has applied counts for nobody any more, and it starts over
         raise CheckpointError(
             f"round {here}, fragment {fragment}: the store knows neither this round nor the one before; resume from a "
             "checkpoint of this run, or start anew"
@@ -186,13 +213,13 @@ class CatchUp:
         for number in sorted(rounds, reverse=True):
             if number <= above or (until is not None and number > until) or (fragment, number) in self._failed:
                 continue
-            found = claim_at(self._read, self.member.run, fragment, number)
+            found = claim_at(self._read, self.member.start_of(fragment), number)
             if found is None or not found[0].state_sha256:
                 continue
             manifest, chain = found
             try:
                 state = anchors.read(store, replica, manifest)
-                self._settle_private(fragment, number)
+                self._settle_private(fragment, manifest)
                 self._set_aside(fragment)
                 rejoin.adopt(replica, fragment, state, number)
                 if rejoin.fragment_digest(replica, fragment) != manifest.digest:
@@ -212,32 +239,16 @@ class CatchUp:
 
     # -- how far ---------------------------------------------------------------------------------------------
 
-    def _walk(self, chain: History) -> list[Manifest]:
-        """Closed rounds from the chain's next one on, their word on the shared state taken."""
-        found: list[Manifest] = []
-        size = 1
-        while True:
-            batch = [replace(chain, round=chain.round + i) for i in range(size)]
-            firsts = list(self.member.desk.pool.map(self._first_attempt, batch))
-            for first in firsts:
-                manifest = next_claim(self._after(first), chain)
-                if manifest is None:
-                    return found
-                found.append(manifest)
-                chain = chain.after(manifest, "")
-            size = _BATCH
-
-    def _first_attempt(self, chain: History) -> tuple[str, bytes | None]:
-        path = str(paths.Manifest(chain.round, chain.fragment, 0))
-        return path, self._read(path, manifest_limit(chain.policy))
-
-    def _after(self, first: tuple[str, bytes | None]) -> Reader:
-        """A reader that has one object already."""
-        return lambda path, limit: first[1] if path == first[0] else self._read(path, limit)
+    def _closed_since(self, chain: History) -> list[Manifest]:
+        return closed_since(self._read, self.member.desk.pool, chain)
 
     def _check_not_behind(self, closed: list[int]) -> None:
-        for fragment, posted in self._journals.items():
+        for fragment, posted in list(self._journals.items()):
             if posted.key.round > closed[fragment]:
+                if any(void.fragment == fragment for void in self.member.start_of(fragment).voids):
+                    del self._journals[fragment]  # sent in a round that followed on a voided one
+                    self._say("residual-dropped", posted.key, "followed on a round that the owner has voided")
+                    continue
                 raise CheckpointError(
                     f"round {closed[fragment]}, fragment {fragment}: is the first open one in the store, but this peer "
                     f"has posted in round {posted.key.round}; the store was set back, so ask the run's owner"
@@ -326,7 +337,7 @@ class CatchUp:
         if posted is None or posted.key.round != self.member.chains[fragment].round:
             return
         del self._journals[fragment]
-        rejoin.restore(self.member.replica, posted.key, self._payload(posted), posted.residual)
+        rejoin.restore(self.member.replica, posted.key, self.member.payload_of(posted), posted.residual)
         self.member.hold(posted.key, posted.frame)
 
     def _set_aside(self, fragment: int) -> None:
@@ -337,47 +348,41 @@ class CatchUp:
             self._journals[fragment] = posted
         lane.in_flight = {}
 
-    def _settle_private(self, fragment: int, start: int) -> None:
-        """What became of the last own message, if the replay starts after its round."""
+    def _settle_private(self, fragment: int, manifest: Manifest) -> None:
+        """What became of the last own message, if the replay starts after its round, with this manifest."""
         lane = self.member.replica.lanes[fragment]
         posted = self._journals.get(fragment) or (self.member.journal.read(fragment) if lane.in_flight else None)
-        if posted is None or posted.key.round >= start:
+        if posted is None or posted.key.round >= manifest.round:
             return
+        fate, payload = self._fate_since(posted, manifest), self.member.payload_of(posted)
         if self._journals.pop(fragment, None):
             rejoin.set_residual(self.member.replica, fragment, posted.residual)
-        fate = self._fate_since(posted, start)
-        payload = self._payload(posted)
         if fate == Fate.STALE or (fate == Fate.CREDITED and any(lane.state.codec)):
             rejoin.set_residual(self.member.replica, fragment, [])
             self._say("residual-dropped", posted.key, "what was not sent yet is older than what was, and is dropped")
         elif fate == Fate.CREDITED and payload is not None:
             lane.channel.credit_(payload, lane.state)
 
-    def _fate_since(self, posted: Posted, start: int) -> Fate:
-        """Fate of a message from the manifests since; a later own frame makes it stale."""
-        fate = Fate.STALE
-        for number in range(posted.key.round, start):
-            found = claim_at(self._read, self.member.run, posted.key.fragment, number)
-            if found is None:
-                return Fate.STALE
-            mine = posted.hash if number == posted.key.round else None
-            verdict = own_fate(found[0], self.member.desk.me.peer_id, mine)
-            if verdict == Fate.STALE:
-                return Fate.STALE
-            fate = verdict if number == posted.key.round else fate
-        return fate
+    def _fate_since(self, posted: Posted, later: Manifest) -> Fate:
+        """Fate of a message by the manifests since; one that cannot be read is waited for, as it decides (rule 2).
 
-    def _payload(self, posted: Posted) -> Payload | None:
-        """Content of a message that was written down; its digest may be that of a state that was wrong."""
-        lane = self.member.replica.lanes[posted.key.fragment]
-        if not posted.weight:
-            return None
-        specs = lane.channel.part_specs(lane.state)
-        run = bytes.fromhex(self.member.run.run)
-        try:
-            return wire.decode(posted.frame[:-TRAILER_BYTES], specs, self.member.replica.fingerprint, run).payload
-        except WireError as error:
-            raise CheckpointError(f"journal: {error}; remove the journal, which costs its residual only") from error
+        Raises:
+            QuorumError: after ``give_up_s``; nothing has changed then.
+        """
+        desk, key, began, said = self.member.desk, posted.key, self.clock(), False
+        named = partial(claim_named, self._read, self.member.start_of(key.fragment))
+        text = (
+            f"round {key.round}, fragment {key.fragment}: the manifests since cannot be read, which say whether what "
+            "this peer sent was applied"
+        )
+        while (fate := fate_since(key.round, posted.hash, desk.me.peer_id, later, named)) is None:
+            if desk.give_up_s is not None and self.clock() - began >= desk.give_up_s:
+                raise QuorumError(f"{text}; look at the store, and start this peer again")
+            if not said:
+                self._say("waiting", key, f"{text}; waiting goes on")
+            said = True
+            desk.driver(key, None).pause(desk.poll_s)
+        return fate
 
     def _report(self, total: int) -> None:
         spent, received = self.clock() - self._started, self.received() - self._before

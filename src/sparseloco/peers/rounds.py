@@ -7,8 +7,7 @@ were sent in, from the history, and from a monotonic clock of the reader's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field, replace
 
 from sparseloco.errors import DivergenceError, QuorumError
 from sparseloco.peers import deadline, paths
@@ -16,7 +15,6 @@ from sparseloco.peers.canonical import sha256
 from sparseloco.peers.identity import Identity, peer_id_of
 from sparseloco.peers.listing import list_round
 from sparseloco.peers.manifest import (
-    MAX_AMENDED,
     Drifted,
     Entry,
     History,
@@ -45,9 +43,11 @@ from sparseloco.peers.operations import (
     TooLarge,
     Unavailable,
     Upload,
+    VoidedError,
     Wait,
 )  # fmt: skip
-from sparseloco.peers.run_file import Amendment
+from sparseloco.peers.policy import Policy
+from sparseloco.peers.run_file import Amendment, voids_of
 
 MAX_TRIES = 3
 """Frames of one peer that are looked at in a round: one, and another if it was refused and the peer started over."""
@@ -58,39 +58,7 @@ ABSTAINED = "abstained, since its numbers were not finite"
 STRANGERS = 4
 """Frames of peers without a lease are looked at up to so many times ``max_peers``, however many ids somebody makes."""
 
-_MORE_PEERS = "start another peer, since an amendment holds for later rounds only"
-
-
-class Fate(Enum):
-    """What became of the own payload of a round (rules 2 and 5)."""
-
-    ACCEPTED = "accepted"
-    CREDITED = "credited"
-    """Not in the manifest: it goes back into the residual, whole."""
-    STALE = "stale"
-    """The manifest lists a frame that this private state knows nothing of: the residual is dropped, said aloud."""
-    NONE = "none"
-    """There was none."""
-
-
-def own_fate(manifest: Manifest, peer: str, in_flight: str | None, failed: Collection[str] = ()) -> Fate:
-    """What a peer does with its payload once it has the manifest.
-
-    Args:
-        manifest: The accepted one; an empty one credits everybody.
-        peer: Oneself.
-        in_flight: Hash of the frame that the private state holds for this round; None if it holds none.
-        failed: Hashes of listed frames that failed a check and so weighed nothing for all, for example because a writer
-            gave another weight than the frame's.
-    """
-    entry = manifest.entry_of(peer)
-    if entry is not None and entry.hash in failed:
-        entry = None
-    if entry is not None and entry.hash != in_flight:
-        return Fate.STALE
-    if in_flight is None:
-        return Fate.NONE
-    return Fate.CREDITED if entry is None else Fate.ACCEPTED
+_MORE_PEERS = "start another peer, or let the owner amend policy.min_peers, which helps this very round"
 
 
 @dataclass(slots=True)
@@ -119,11 +87,13 @@ class Round:
         live: Peers with a lease that holds, at the moment of the call.
         last_seen: Seconds since each known peer's lease changed, for what is said.
         now: Monotonic seconds.
-        amendments: All by number that this peer knows and has checked; those that are new go into its manifest.
+        amendments: All by number that this peer knows and has checked; may grow while the round is open.
         arrivals: Of past rounds, for an adaptive deadline.
         poll_s: Seconds between two looks.
         give_up_s: Seconds after which waiting ends in an error; None waits on.
         seen: What has been learned so far.
+        amended: Those that the own manifest would acknowledge, the same for a whole pass.
+        policy: The policy by which that manifest would be judged, and so the one that this peer acts by.
     """
 
     history: History
@@ -137,6 +107,19 @@ class Round:
     poll_s: float = 1.0
     give_up_s: float | None = None
     seen: Seen = field(default_factory=Seen)
+    amended: tuple[Amendment, ...] = field(init=False)
+    policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._learn()
+
+    def _learn(self) -> None:
+        """Take note of what the owner has signed meanwhile."""
+        voids = voids_of(self.amendments)
+        if voids != self.history.voids:
+            self.history = replace(self.history, voids=voids)
+        self.amended = self.history.unacknowledged(self.amendments)
+        self.policy = self.history.run_under(self.amended).policy
 
     def run(self) -> Steps[Manifest]:
         """Post, wait and close until there is a manifest; there is no other way out (rule 2).
@@ -146,6 +129,7 @@ class Round:
 
         Raises:
             DriftError: if it contradicts the own state.
+            VoidedError: if the owner has voided a round that led to the own state.
             QuorumError: after ``give_up_s``, naming who is missing and since when.
         """
         started = self.now()
@@ -157,13 +141,14 @@ class Round:
 
     def one_pass(self) -> Steps[Manifest | None]:
         """One look at the store, and what follows from it; between two passes, all memory is in ``seen``."""
+        self._learn()
         manifest = yield from self.follow()
         if manifest is None:
             yield from self.post()
             yield from self.look()
-            if self.history.policy.may_write(self.me.public):
+            if self.policy.may_write(self.me.public):
                 manifest = yield from self.close()
-            elif self._waited() >= self.history.policy.deadline_s:
+            elif self._waited() >= self.policy.deadline_s:
                 yield from self._tell_once("waiting", self._stuck_text())
         if manifest is not None:
             listed = f"{len(manifest.entries)} frames, attempt {manifest.attempt}, by {manifest.writer[:8]}"
@@ -173,14 +158,19 @@ class Round:
 
     def follow(self) -> Steps[Manifest | None]:
         """The first attempt that is valid, from where this peer stands; None if the next one is not there."""
-        policy = self.history.policy
+        if void := self.history.voided:
+            raise VoidedError(
+                f"{self._where}: the owner has voided round {void.round}, which this peer has applied; start over from "
+                "an anchor"
+            )
+        limit = manifest_limit(self.history.policy)
         while self.seen.attempt <= paths.MAX_ATTEMPT:
             place = paths.Manifest(self.history.round, self.history.fragment, self.seen.attempt)
-            outcome = yield Get(str(place), manifest_limit(policy))
+            outcome = yield Get(str(place), limit)
             if isinstance(outcome, Found):
                 verdict = judge(outcome.data, place, self.history)
             elif isinstance(outcome, TooLarge):
-                verdict = Refusal(f"manifest: more than {manifest_limit(policy)} bytes; refuse it")
+                verdict = Refusal(f"manifest: more than {limit} bytes; refuse it")
             else:
                 if not isinstance(outcome, Missing):
                     yield from self._tell_once("waiting", f"waiting for the store to answer: {_line(outcome)}")
@@ -211,35 +201,36 @@ class Round:
 
     def close(self) -> Steps[Manifest | None]:
         """If the round can be closed, write a manifest and follow what is there then."""
-        if self.seen.deadline is None:
-            self.seen.deadline = deadline.decide(self.history.policy, self.arrivals)
-            yield self._tell("deadline", f"deadline {self.seen.deadline.why}")
+        decision = deadline.decide(self.policy, self.arrivals)
+        if decision != self.seen.deadline:
+            self.seen.deadline = decision
+            yield self._tell("deadline", f"deadline {decision.why}")
         entries = yield from self.choose()
         return None if entries is None else (yield from self.propose(entries))
 
     def look(self) -> Steps[None]:
         """Take note of new frames, and check each before it can be listed."""
-        policy, live = self.history.policy, set(self.live())
+        policy, live = self.policy, set(self.live())
         known = [self.me.peer_id, *sorted(filter(policy.admits, live))[: STRANGERS * policy.max_peers]]
         for named, size in (yield from list_round(self.history.round, self.history.fragment, known)) or ():
             if not isinstance(named, paths.Frame) or not policy.admits(named.peer):
                 continue
             if named.peer in live or len(self.seen.frames) < STRANGERS * policy.max_peers:
                 self._note(named, size)
-        asked = [peer for peer in sorted(self.seen.frames) if peer not in self.seen.verdicts]
+        asked = sorted(self._admitted(self.seen.frames) - set(self.verdicts()))
         if not asked:
             return
         outcome = yield Inspect(tuple(self.seen.frames[peer] for peer in asked), self.history.digest)
         if isinstance(outcome, Inspected):
             for peer, verdict in zip(asked, outcome.verdicts, strict=True):
                 if not isinstance(verdict, Unavailable):
-                    self.seen.verdicts[peer] = self._within_policy(verdict)
+                    self.seen.verdicts[peer] = verdict
 
     def _note(self, frame: paths.Frame, size: int) -> None:
         """Take a frame as its peer's: the first one, or one of a few more if those before were bad."""
-        seen, most = self.seen, self.history.policy.max_frame_bytes
+        seen = self.seen
         tried = seen.tried.setdefault(frame.peer, set())
-        settled = frame.peer in seen.frames and not isinstance(seen.verdicts.get(frame.peer), Bad)
+        settled = frame.peer in seen.frames and not isinstance(self._verdict(frame.peer), Bad)
         if settled or frame.hash in tried or len(tried) >= MAX_TRIES:
             return
         tried.add(frame.hash)
@@ -249,14 +240,32 @@ class Round:
         seen.late_s.setdefault(frame.peer, self.now() - (seen.first or 0.0))
         if frame.part:
             seen.verdicts[frame.peer] = Bad(f"part={frame.part}: must be 0")
-        elif not 1 <= size <= most:
-            seen.verdicts[frame.peer] = Bad(f"size={size}: must be from 1 to {most}")
+
+    def verdicts(self) -> dict[str, Good | Bad]:
+        """Admitted peers whose frames are checked, each with the verdict under the policy of this pass."""
+        found = {peer: self._verdict(peer) for peer in self._admitted(self.seen.frames)}
+        return {peer: verdict for peer, verdict in sorted(found.items()) if verdict is not None}
+
+    def _verdict(self, peer: str) -> Good | Bad | None:
+        """What is known of a frame; an amended policy may judge what was found otherwise than the one before."""
+        size, verdict, policy = self.seen.frames[peer].size, self.seen.verdicts.get(peer), self.policy
+        if not isinstance(verdict, Bad) and not 1 <= size <= policy.max_frame_bytes:
+            return Bad(f"size={size}: must be from 1 to {policy.max_frame_bytes}")
+        if isinstance(verdict, Good) and not verdict.weight:
+            return Bad(ABSTAINED)
+        if isinstance(verdict, Good) and not 1 <= verdict.weight <= policy.max_tokens_per_round:
+            return Bad(f"weight={verdict.weight}: must be from 1 to {policy.max_tokens_per_round}")
+        return verdict
+
+    def _admitted(self, peers: Collection[str]) -> set[str]:
+        ids = self.policy.member_ids
+        return set(peers) if ids is None else set(peers) & ids
 
     def choose(self) -> Steps[list[Entry] | None]:
         """The entries of a manifest that may be written now; None if the round stays open (rules 1 and 6)."""
-        policy, seen = self.history.policy, self.seen
+        policy, seen = self.policy, self.seen
         assert seen.deadline is not None
-        good = [peer for peer, verdict in seen.verdicts.items() if isinstance(verdict, Good)]
+        good = [peer for peer, verdict in self.verdicts().items() if isinstance(verdict, Good)]
         late = seen.first is not None and self.now() - seen.first >= seen.deadline.seconds
         in_vain = self._is_in_vain(len(good))
         if not late and not in_vain and (self.awaited() or len(good) < policy.min_peers):
@@ -271,20 +280,16 @@ class Round:
 
     def _is_in_vain(self, good: int) -> bool:
         """Whether enough peers are here, but too many abstained: they send nothing else, so waiting would not end."""
-        abstained = sum(verdict == Bad(ABSTAINED) for verdict in self.seen.verdicts.values())
-        return good < self.history.policy.min_peers <= good + abstained and not self.awaited()
+        abstained = sum(verdict == Bad(ABSTAINED) for verdict in self.verdicts().values())
+        return good < self.policy.min_peers <= good + abstained and not self.awaited()
 
     def awaited(self) -> list[str]:
         """Live peers whose frames have not been seen and checked."""
-        live = {peer for peer in self.live() if self.history.policy.admits(peer)}
-        if self.own is not None:
-            live.add(self.me.peer_id)
-        return sorted((live | set(self.seen.frames)) - set(self.seen.verdicts))
+        expected = {*self.live(), *self.seen.frames} | ({self.me.peer_id} if self.own else set())
+        return sorted(self._admitted(expected) - set(self.verdicts()))
 
     def propose(self, entries: Sequence[Entry]) -> Steps[Manifest | None]:
         """Create the next attempt, and follow what is there whatever the outcome says (rule 1)."""
-        known = self.history.amendments
-        new = tuple(self.amendments[len(known) : len(known) + MAX_AMENDED])
         manifest = Manifest(
             run=self.history.run.run,
             round=self.history.round,
@@ -292,8 +297,8 @@ class Round:
             attempt=self.seen.attempt,
             previous=self.history.previous,
             digest=self.history.digest,
-            amendments=len(known) + len(new),
-            amended=new,
+            amendments=len(self.history.amendments) + len(self.amended),
+            amended=self.amended,
             entries=tuple(entries),
             left_out=self._left_out({entry.peer for entry in entries}),
             state_sha256=self.history.state_sha256 if self.history.wants_state_hash else "",
@@ -316,28 +321,21 @@ class Round:
         if self.seen.first is None:
             self.seen.first = self.now()
 
-    def _within_policy(self, verdict: Good | Bad) -> Good | Bad:
-        most = self.history.policy.max_tokens_per_round
-        if isinstance(verdict, Good) and not verdict.weight:
-            return Bad(ABSTAINED)
-        if isinstance(verdict, Good) and not 1 <= verdict.weight <= most:
-            return Bad(f"weight={verdict.weight}: must be from 1 to {most}")
-        return verdict
-
     def _entries(self, good: Sequence[str]) -> list[Entry]:
         """Entries of these peers; if they are too many, another choice in each round, so that nobody is always last."""
         by_lot = sorted(good, key=lambda peer: sha256(f"{self.history.round} {peer}".encode()))
         entries: list[Entry] = []
-        for peer in sorted(by_lot[: self.history.policy.max_peers]):
-            frame, verdict = self.seen.frames[peer], self.seen.verdicts[peer]
+        for peer in sorted(by_lot[: self.policy.max_peers]):
+            frame, verdict = self.seen.frames[peer], self._verdict(peer)
             assert isinstance(verdict, Good)
             entries.append(Entry(peer=peer, size=frame.size, hash=frame.hash, weight=verdict.weight))
         return entries
 
     def _left_out(self, listed: Collection[str]) -> tuple[LeftOut, ...]:
         reasons: dict[str, str] = {}
-        for peer in sorted(set(self.awaited()) | set(self.seen.verdicts)):
-            verdict = self.seen.verdicts.get(peer)
+        verdicts = self.verdicts()
+        for peer in sorted({*self.awaited(), *verdicts}):
+            verdict = verdicts.get(peer)
             if isinstance(verdict, Bad):
                 reasons[peer] = verdict.reason
             elif isinstance(verdict, Good):
@@ -345,27 +343,27 @@ class Round:
             else:
                 reasons[peer] = "could not be fetched in time" if peer in self.seen.frames else "had not posted"
         rest = [peer for peer in reasons if peer not in listed]
-        return tuple(LeftOut(peer=peer, reason=_line(reasons[peer])) for peer in rest[: self.history.policy.max_peers])
+        return tuple(LeftOut(peer=peer, reason=_line(reasons[peer])) for peer in rest[: self.policy.max_peers])
 
     def missing_text(self) -> str:
         """How many of how many are here, who is missing, and since when (C-33)."""
-        good = sum(isinstance(verdict, Good) for verdict in self.seen.verdicts.values())
+        verdicts = self.verdicts()
+        good = sum(isinstance(verdict, Good) for verdict in verdicts.values())
         ages = self.last_seen()
         missing = [f"{peer[:8]} last seen {ages[peer]:.1f} s ago" for peer in ages if peer not in self.seen.frames]
         missing += [f"{peer[:8]} posted, not fetched" for peer in self.awaited() if peer in self.seen.frames]
         missing += [
-            f"{peer[:8]} refused: {verdict.reason}" for peer, verdict in self.seen.verdicts.items()
-            if isinstance(verdict, Bad)
-        ]  # fmt: skip
+            f"{peer[:8]} refused: {verdict.reason}" for peer, verdict in verdicts.items() if isinstance(verdict, Bad)
+        ]
         return (
-            f"only {good} of at least {self.history.policy.min_peers} peers arrived within {self._waited():.1f} s "
+            f"only {good} of at least {self.policy.min_peers} peers arrived within {self._waited():.1f} s "
             f"(missing: {', '.join(missing[:16]) or 'nobody else is known'})"
         )
 
     def _stuck_text(self) -> str:
         """Why there is no manifest, and what to do."""
-        policy = self.history.policy
-        good = sum(isinstance(verdict, Good) for verdict in self.seen.verdicts.values())
+        policy = self.policy
+        good = sum(isinstance(verdict, Good) for verdict in self.verdicts().values())
         if good < policy.min_peers:
             return f"{self.missing_text()}; {_MORE_PEERS}"
         ages, writers = self.last_seen(), [peer_id_of(key) for key in policy.writers]

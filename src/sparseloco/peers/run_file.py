@@ -6,14 +6,16 @@ reason.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from sparseloco.errors import ConfigError, WireError
+from sparseloco.peers import paths
 from sparseloco.peers.canonical import Hex16, Hex32, Hex64, Hex128, Line, decode, encode, sha256
 from sparseloco.peers.identity import Domain, Identity, verify
 from sparseloco.peers.policy import Policy
@@ -26,7 +28,26 @@ _RUNS_CODE = ("trust_remote_code", "auto_map", "custom_code", "code_revision")
 _LOCAL = re.compile(r"[/\\~]|[A-Za-z]:|.*(?:^|[/\\])\.\.(?:[/\\]|$)", re.S)
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://|\s*(?:file|data|javascript):", re.I)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_AMENDABLE = ("policy", "algorithm", "train")
+_RATE = "algorithm.outer_lr"
+VOID = "void"
+_AT_START = ("policy.lease_s", "policy.slots", "policy.rejoin_warmup_steps")
+MAX_RATE = 1000.0
+NEXT_ROUND = ("policy.anchor_every", "policy.max_peers")
+"""What a reader of a manifest must know before it has read it: these hold from the round after at the earliest."""
+
+
+class Void(NamedTuple):
+    """A round that the owner has closed anew: manifests count there only if they acknowledge amendment ``n``.
+
+    Attributes:
+        round: The round.
+        fragment: The fragment.
+        n: Number of the amendment that says so.
+    """
+
+    round: int
+    fragment: int
+    n: int
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,15 +108,16 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Amendment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A change that holds from ``round`` on, or from the round after the first manifest that acknowledges it, if later.
+    """A change that holds from ``round`` on, or from the first round whose manifest acknowledges it, if that is later.
 
     Attributes:
         format: Of this object.
         run: Which run it is for.
         n: Its number, from 0 on without gaps.
         round: First round that it may hold in.
-        changes: New values by dotted name, for example ``policy.deadline_s`` or ``algorithm.outer_lr``; with a change
-            of ``algorithm`` also ``fingerprint``.
+        changes: New values by dotted name: any key of ``policy``, and ``algorithm.outer_lr``, which every peer applies
+            for itself and which is in no frame. ``void`` has the number of a fragment: its manifest of ``round`` counts
+            only if it acknowledges this amendment.
         signature: Of the owner over all of the above.
     """
 
@@ -113,12 +135,13 @@ class Amendment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _check_plain("changes", self.changes)
         for name in self.changes:
             section, _, key = name.partition(".")
-            if name != "fingerprint" and (section not in _AMENDABLE or not key or "." in key):
+            if name not in (_RATE, VOID) and (section != "policy" or not key or "." in key):
                 raise ConfigError(
-                    f"changes: {name!r} cannot be amended; name a key of {', '.join(_AMENDABLE)}, or start another run"
+                    f"changes: {name!r} cannot be amended; name a key of policy or {_RATE}, or start another run"
                 )
-        if any(name.startswith("algorithm.") for name in self.changes) and "fingerprint" not in self.changes:
-            raise ConfigError("changes: a change of the algorithm must bring its fingerprint; add fingerprint")
+        fragment = self.changes.get(VOID, 0)
+        if type(fragment) is not int or not 0 <= fragment <= paths.MAX_FRAGMENT:
+            raise ConfigError(f"{VOID}={fragment!r}: must be a fragment, from 0 to {paths.MAX_FRAGMENT}; name one")
 
     def signed(self, owner: Identity) -> Amendment:
         """The same with the owner's signature."""
@@ -170,34 +193,32 @@ def read_amendment(data: bytes, run: RunFile, n: int) -> Amendment:
     return amendment
 
 
-def run_at(run: RunFile, acknowledged: Sequence[Amendment], round: int) -> RunFile:
-    """The run as it is in a round: a pure function of the file and of what the manifests before acknowledged.
+def run_at(run: RunFile, before: Sequence[Amendment], round: int, amended: Sequence[Amendment] = ()) -> RunFile:
+    """The run as it is in a round: a pure function of the file and of what manifests acknowledged up to that round.
 
     Args:
         run: The file.
-        acknowledged: Amendments named by the manifest of the round before, by number. Those that were acknowledged
-            later do not hold yet, so each holds from max(its round, the round after its first acknowledgement).
+        before: Amendments that the manifests of the rounds before acknowledged, by number.
         round: The round in question.
+        amended: Those that its own manifest acknowledges. They hold in this very round, but for ``NEXT_ROUND``.
 
     Returns:
-        The run with all changes that hold; a change that breaks a rule is left out, by everybody alike.
+        The run with all changes that hold; an amendment that breaks a rule is left out, by everybody alike.
     """
-    for amendment in acknowledged:
+    for number, amendment in enumerate((*before, *amended)):
         if amendment.round <= round:
-            try:
-                run = apply_amendment(run, amendment)
-            except ConfigError:
-                continue
+            with contextlib.suppress(ConfigError):
+                run = apply_amendment(run, amendment, put_off=NEXT_ROUND if number >= len(before) else ())
     return run
 
 
-def policy_at(run: RunFile, acknowledged: Sequence[Amendment], round: int) -> Policy:
-    """The policy in a round; see ``run_at``."""
-    return run_at(run, acknowledged, round).policy
+def voids_of(amendments: Sequence[Amendment]) -> tuple[Void, ...]:
+    """Rounds that these amendments void."""
+    return tuple(Void(one.round, one.changes[VOID], one.n) for one in amendments if VOID in one.changes)
 
 
-def apply_amendment(run: RunFile, amendment: Amendment) -> RunFile:
-    """The run with these changes.
+def apply_amendment(run: RunFile, amendment: Amendment, put_off: Collection[str] = ()) -> RunFile:
+    """The run with these changes, but for those that are put off.
 
     Raises:
         ConfigError: if a value breaks a rule or a key is unknown.
@@ -205,17 +226,28 @@ def apply_amendment(run: RunFile, amendment: Amendment) -> RunFile:
     table = msgspec.to_builtins(run)
     for name, value in amendment.changes.items():
         section, _, key = name.partition(".")
-        if not key:
-            table[section] = value
-        elif section == "policy" and key not in Policy.__struct_fields__:
+        if section == "policy" and key not in Policy.__struct_fields__:
             raise ConfigError(f"changes: unknown key {name!r}; see the policy in run.json")
-        else:
+        if name in _AT_START:
+            raise ConfigError(f"changes: {name!r} is read from run.json when a peer starts; start another run")
+        if name == _RATE:
+            _check_rate(run, value)
+        if name not in (*put_off, VOID):
             table[section] = {**table[section], key: value}
     try:
         return msgspec.convert(table, RunFile, strict=True)
     except msgspec.ValidationError as error:
         why = error.__cause__ if isinstance(error.__cause__, ConfigError) else f"{error}; mend the changes"
         raise ConfigError(f"amendment {amendment.n}: {why}") from None
+
+
+def _check_rate(run: RunFile, value: object) -> None:
+    if "outer_lr" not in run.algorithm:
+        raise ConfigError(
+            f"{_RATE}: must be a setting of the preset, and {run.algorithm['preset']!r} has none; start another run"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_RATE:
+        raise ConfigError(f"{_RATE}={value!r}: must be above 0 and at most {MAX_RATE:g}; use 0.7")
 
 
 def _check_plain(name: str, value: object) -> None:

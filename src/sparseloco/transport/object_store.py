@@ -16,7 +16,8 @@ from pathlib import Path
 
 from sparseloco.errors import ConfigError, Interrupted, NotFound, WireError
 from sparseloco.peers import anchors, canonical, paths
-from sparseloco.peers.claims import amendment_of, anchored_after, reader_of
+from sparseloco.peers.aloud import log_aloud, log_progress
+from sparseloco.peers.claims import anchored_after, known_amendments, reader_of
 from sparseloco.peers.closing import BehindError, Closed, Desk, Order
 from sparseloco.peers.frames import Frames
 from sparseloco.peers.identity import Identity
@@ -25,19 +26,17 @@ from sparseloco.peers.leases import Heart
 from sparseloco.peers.listing import PER_PEER
 from sparseloco.peers.member import Member, check_run
 from sparseloco.peers.membership import Leases
-from sparseloco.peers.operations import DriftError, Tell
+from sparseloco.peers.operations import DriftError, Tell, VoidedError
 from sparseloco.peers.pages import listed
 from sparseloco.peers.patience import Meter, Patience, Patient
 from sparseloco.peers.replay import CatchUp, Progress
-from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run
+from sparseloco.peers.run_file import RUN_LIMIT, RunFile, read_run, run_at
 from sparseloco.peers.store import Store, open_store, probe
 from sparseloco.replica import Replica
 from sparseloco.transport.base import Traffic, settle
 from sparseloco.types import Envelope, Key
 
 _LOG = logging.getLogger("sparseloco.peers")
-QUIET = frozenset({"closed", "deadline", "clipped-other"})
-"""Kinds of what the protocol says that need nobody's attention."""
 _REQUESTS = 8
 _ERRANDS = 2
 _GLANCE_S = 0.5
@@ -46,20 +45,6 @@ _EARLY_FRACTION = 0.75
 """Share of a round's deadline after which a peer that has not posted is late."""
 _LAST_WAIT_S = 5.0
 """Seconds for which a peer that was asked to stop still waits for its round to close."""
-
-
-def log_aloud(tell: Tell) -> None:
-    """Log what the protocol says: what is ``QUIET`` as information, all else as a warning."""
-    _LOG.log(logging.INFO if tell.kind in QUIET else logging.WARNING, "%s", tell.text)
-
-
-def log_progress(progress: Progress) -> None:
-    """Log how far a replay has come."""
-    left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
-    _LOG.info(
-        "replayed %d of %d rounds, %d bytes, %.0f bytes/s%s",
-        progress.rounds, progress.total, progress.received_bytes, progress.bytes_per_s, left,
-    )  # fmt: skip
 
 
 class ObjectStore:
@@ -132,7 +117,7 @@ class ObjectStore:
             live=self._heart.live,
             last_seen=self._heart.last_seen,
             clock=clock,
-            newer_anchor=lambda key: anchored_after(self.store, self.run, key),
+            newer_anchor=lambda key: anchored_after(self.store, self._connected().start_of(key.fragment), key.round),
             poll_s=poll_s,
             give_up_s=give_up_s,
             frames=Frames(self._folder / "frames"),
@@ -189,7 +174,8 @@ class ObjectStore:
 
         Returns:
             Envelopes in the order of the manifest: the own one with the own number, others with the number of their id.
-            Empty if the replica was so late that it was moved to a newer anchor; the key is not in flight then.
+            Empty if the replica was so late that it was moved to a newer anchor, or started over since the owner has
+            voided a round; the key is not in flight then.
 
         Raises:
             DivergenceError: if the manifest contradicts the own shared state, and no replay explains it.
@@ -201,21 +187,18 @@ class ObjectStore:
         member = self._connected()
         if key not in self._open:
             self._close_later(key)
-        order, closing = self._open.pop(key)
+        assert self._catch_up is not None
         try:
-            closed = self._outcome(key, closing)
-        except DriftError as error:
-            self._tell(Tell("drifted", key.round, key.fragment, str(error)))
-            assert self._catch_up is not None
-            self._catch_up.again(key)
-            order = member.order(key, replayed=True)
-            closed = self._desk.close(order)
+            order, closed = self._closed(key)
         except BehindError as error:
             self._tell(Tell("behind", key.round, key.fragment, str(error)))
-            assert self._catch_up is not None
             self._catch_up.leap(key)
             self._resume()
             return []
+        except VoidedError:
+            self._catch_up.run()
+            self._resume()
+            return self.collect(key) if key in member.replica.in_flight() else []
         member.accept(order, closed)
         self._heart.round = key.round + 1
         self._may_lag = True
@@ -228,7 +211,7 @@ class ObjectStore:
         for fragment, lane in enumerate(member.replica.lanes):
             number, seen = self._sighted.get(fragment, (-1, 0.0))
             if number == lane.round:
-                deadline = self._desk.deadline(fragment, member.chains[fragment].policy)
+                deadline = self._desk.deadline(fragment, member.policy(fragment))
                 if self._clock() - seen >= _EARLY_FRACTION * deadline.seconds:
                     return True
         return False
@@ -299,8 +282,9 @@ class ObjectStore:
 
     def _join(self, replica: Replica) -> None:
         check_run(self.run, replica)
-        policy = self.run.policy
-        if not policy.admits(self.peer_id):
+        self._learn_amendments()
+        newest = run_at(self.run, self._desk.amendments, paths.MAX_ROUND).policy
+        if not (self.run.policy.admits(self.peer_id) or newest.admits(self.peer_id)):
             raise ConfigError(f"peer={self.peer_id}: must be a member of run {self.run.run}; ask its owner")
         probe(self.store, f"peers/{self.peer_id}")
         key = canonical.encode({"public": self.identity.public})
@@ -309,8 +293,7 @@ class ObjectStore:
         retention = anchors.Retention(self.store, self.peer_id)
         journal = Journal(self._folder, self.run.run)
         self._member = Member(self.run, replica, journal, self._desk, self._errands, retention)
-        self._catch_up = CatchUp(self._member, lambda: self.meter.total().received_bytes, self._progress, self._clock)
-        self._learn_amendments()
+        self._catch_up = CatchUp(self._member, self._received, self._progress, self._clock, self._forget_open)
         self._catch_up.remember()
         self._catch_up.run()
         self._heart.round = max(chain.round for chain in self._member.chains.values())
@@ -330,6 +313,27 @@ class ObjectStore:
         for envelope in replica.outbox():
             self.post(envelope)
         settle(replica, self)
+
+    def _closed(self, key: Key) -> tuple[Order, Closed]:
+        """A round that has its manifest, if need be after the own state was made again."""
+        member = self._connected()
+        order, closing = self._open.pop(key)
+        try:
+            return order, self._outcome(key, closing)
+        except DriftError as error:
+            self._tell(Tell("drifted", key.round, key.fragment, str(error)))
+            assert self._catch_up is not None
+            self._catch_up.again(key)
+            order = member.order(key, replayed=True)
+            return order, self._desk.close(order)
+
+    def _forget_open(self) -> None:
+        """Nobody waits any more for what is open; the threads that do end with their rounds, or with this peer."""
+        assert self._closers is not None
+        self._open.clear()
+        self._early.clear()
+        self._closers.shutdown(wait=False, cancel_futures=True)
+        self._closers = ThreadPoolExecutor(len(self._connected().replica.lanes) + 1, "sparseloco-round")
 
     def _outcome(self, key: Key, closing: Future[Closed]) -> Closed:
         """Wait for a round, unless this peer was asked to stop: what it has posted is written down and in the store."""
@@ -352,6 +356,9 @@ class ObjectStore:
             raise ConfigError("transport=not connected: must know its replica; call connect first")
         return self._member
 
+    def _received(self) -> int:
+        return self.meter.total().received_bytes
+
     def _beat(self) -> None:
         """What is looked at with every lease."""
         self._learn_amendments()
@@ -365,16 +372,16 @@ class ObjectStore:
             number = lane.round
             if self._sighted.get(fragment, (-1, 0.0))[0] == number:
                 continue
+            policy = member.policy(fragment)
             for entry in listed(self.store, paths.round_prefix(number, fragment), share=PER_PEER):
                 with contextlib.suppress(WireError):
                     place = paths.parse(entry.path)
                     if not isinstance(place, paths.Frame) or place.peer == self.peer_id:
                         continue
-                    if self.run.policy.admits(place.peer):
+                    if policy.admits(place.peer):
                         self._sighted[fragment] = number, self._clock()
                         break
 
     def _learn_amendments(self) -> None:
-        read = reader_of(self.store)
-        while (amendment := amendment_of(read, self.run, len(self._desk.amendments))) is not None:
-            self._desk.amendments.append(amendment)
+        known = self._desk.amendments
+        known += known_amendments(reader_of(self.store), self.run, known)[len(known) :]
