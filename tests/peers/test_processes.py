@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import uuid
 import warnings
@@ -15,6 +14,7 @@ import torch
 
 from tests import toy
 from tests.driver import ROWS
+from tests.mp import forks
 from tests.peers.crowd import Peer, identities, loopback, make_run
 
 ROUNDS = 20
@@ -40,7 +40,7 @@ def one_peer(url: str, folder: str, row: str, number: int, environment: dict[str
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(PEERS, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(PEERS, mp_context=forks()) as pool:
         yield pool
 
 
