@@ -1,60 +1,28 @@
-"""Processes for tests: ranks of one gloo group, met in a file (no ports), with a time limit.
+"""Processes for tests: forked ranks of one gloo group, met in a file (no ports), with a time limit.
 
 ``Group`` keeps its ranks alive and lets them call functions that are named by module, so that one group serves a
-whole test session. ``run_on`` is a group for one call. All of them fork off one server per test process, which has
-imported what takes long (:func:`forks`): a start then costs milliseconds instead of seconds of a core.
+whole test session. ``run_on`` is a group for one call.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tests.forked import forks
+
 LIMIT = 60.0
 """Seconds that a call may take, the start of the processes included."""
-
-
-PRELOADED = [
-    "sparseloco.cli.runs",
-    "tests.one_path.compiled",
-    "tests.one_path.dcp_runs",
-    "tests.one_path.lost",
-    "tests.one_path.sharded_runs",
-    "tests.one_path.worlds",
-    "tests.peers.crowd",
-]
-"""What the server of :func:`forks` imports; among it torch, its compiler and Llama, which take some seconds."""
-
-
-def forks() -> ForkServerContext:
-    """Processes that fork off a server of this test process; it starts with the first call."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # where it finds them
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-    return context
 
 
 class RankError(AssertionError):

@@ -1,106 +1,60 @@
 """Runs that torchrun starts, and their ranks.
 
 ``torchrun`` starts the real command: each rank is a new interpreter, which costs five seconds of a core until it has
-imported what it needs. ``forked`` costs none of them: launcher and ranks are forks of the server of
-:func:`tests.mp.forks`, while rendezvous, agent, restarts and signals are torchrun's own.
+imported what it needs. ``forked`` costs none of them: launcher and ranks are forks, while rendezvous, agent, restarts
+and signals are torchrun's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import runpy
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
 
-from tests.cli import Ended
-from tests.mp import forks
+from tests.forked import Fork, begin, execute
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "torch.distributed.run"]
-RANKS, LIMIT_S = ".ranks", 200.0
-"""Folder with a file for each rank that was forked, and how long a run may take."""
+RANKS = ".ranks"
+"""Folder with a file for each rank that was forked, in which its number stands."""
 
 
-class Launch:
-    """A launcher at work in a folder, where its output lies.
-
-    Args:
-        process: The real command, or a process forked for it.
-        folder: Where it works.
-    """
-
-    def __init__(self, process: Any, folder: Path) -> None:
-        self.folder = folder
-        self.pid: int = process.pid
-        self._process = process
-
-    def ended(self) -> Ended:
-        """Wait for its end; its exit code and what it and its ranks printed."""
-        until = time.monotonic() + LIMIT_S
-        while self.code() is None:
-            assert time.monotonic() < until, f"torchrun does not end: {self._printed('err')}"
-            time.sleep(0.02)
-        return Ended(self.code(), self._printed("out"), self._printed("err"))
-
-    def code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._process.poll() if isinstance(self._process, subprocess.Popen) else self._process.exitcode
-
-    def under_way(self, metrics: Path) -> None:
-        """Wait for the third line of the log of its run, which is that of a step."""
-        while self.code() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
-            time.sleep(0.02)
-        assert self.code() is None, self.ended()
-
-    def kill(self) -> None:
-        """End the launcher and all of its ranks."""
-        if self.code() is None:
-            os.kill(self.pid, signal.SIGKILL)
-        for rank in ranks_of(self.folder):
-            os.kill(rank, signal.SIGKILL)
-        self.ended()
-
-    def _printed(self, name: str) -> str:
-        return (self.folder / f".{name}").read_text()
-
-
-@contextmanager
-def torchrun(folder: Path, *arguments: str, **more: str) -> Iterator[Launch]:
-    """The real command in a folder, with more variables; what is left of it and of its ranks at the end is killed."""
-    variables = {**_variables(), "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **more}
-    with (folder / ".out").open("w") as out, (folder / ".err").open("w") as err:
-        command = [*COMMAND, *_port(), *arguments]
-        process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, env={**os.environ, **variables})
-    launch = Launch(process, folder)
+@contextlib.contextmanager
+def torchrun(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """The real command in a folder; what is left of it and of its ranks at the end is killed."""
+    process = subprocess.Popen(
+        [*COMMAND, *_port(), *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **_variables(), "PYTHONPATH": str(ROOT / "src")},
+    )
     try:
-        yield launch
+        yield process
     finally:
-        launch.kill()
+        for pid in [*ranks_of(folder), *([process.pid] if process.poll() is None else [])]:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
 
 
-@contextmanager
-def forked(folder: Path, *arguments: str, **more: str) -> Iterator[Launch]:
-    """The same without a new interpreter."""
-    for name in (".out", ".err"):
-        (folder / name).write_text("")
+@contextlib.contextmanager
+def forked(folder: Path, *words: str, **variables: str) -> Iterator[Fork]:
+    """The same without new interpreters, with more variables."""
     (folder / RANKS).mkdir(exist_ok=True)
-    process = forks().Process(target=_launch, args=(str(folder), [*_port(), *arguments], {**_variables(), **more}))
-    process.start()
-    launch = Launch(process, folder)
+    process = Fork(folder, _launch, [*_port(), *words], {**_variables(), **variables})
     try:
-        yield launch
+        yield process
     finally:
-        launch.kill()
-        process.join()
+        process.kill()
+        for pid in ranks_of(folder):
+            os.kill(pid, signal.SIGKILL)
 
 
 def ranks_of(folder: Path) -> list[int]:
@@ -112,8 +66,7 @@ def ranks_of(folder: Path) -> list[int]:
             here, words = (place / "cwd").readlink() == folder, (place / "cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended, or is another user's
             continue
-        is_rank = b"torch.distributed.run" not in words and b"train" in words
-        if here and (int(place.name) in forked or is_rank):
+        if here and (int(place.name) in forked or (b"sparseloco" in words and b"torch.distributed.run" not in words)):
             found.append(int(place.name))
     return found
 
@@ -128,29 +81,24 @@ def _variables() -> dict[str, str]:
 
 
 def _port() -> list[str]:
-    """A port that is free, so that two tests at the same time do not meet each other's ranks."""
+    """One that is free, so that two tests at the same time do not meet each other's ranks."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return ["--master-port", str(found.getsockname()[1])]
 
 
-def _launch(folder: str, arguments: list[str], variables: dict[str, str]) -> None:
-    """Body of a launcher."""
-    import torch.distributed.run
+def _launch(words: Sequence[str]) -> None:
+    from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    os.chdir(folder)
-    for number, name in ((1, ".out"), (2, ".err")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
-    os.environ.update(variables)
     SubprocessHandler._popen = lambda self, args, env: _Rank(args, env)  # type: ignore  # pyright: ignore
-    torch.distributed.run.main(arguments)
+    run.main(words)
 
 
 class _Rank(ForkProcess):
     """As much of ``subprocess.Popen`` as torchrun asks for."""
 
-    def __init__(self, words: tuple[str, ...], variables: dict[str, str]) -> None:
+    def __init__(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
         super().__init__(target=_rank, args=(words, variables))
         self.start()
         with contextlib.suppress(OSError):  # it has done that itself, or has ended
@@ -166,22 +114,9 @@ class _Rank(ForkProcess):
         return self.exitcode
 
 
-def _rank(words: tuple[str, ...], variables: dict[str, str]) -> None:
+def _rank(words: Sequence[str], variables: Mapping[str, str]) -> None:
     """Body of a rank: ``python -u -m module ...`` or ``python -u script ...``."""
-    import torch
-
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    os.environ.clear()
-    os.environ.update(variables)
+    begin(variables)
     Path(RANKS, str(os.getpid())).write_text(variables["RANK"])
-    torch.set_num_threads(1)
-    start = words.index("-u") + 1
-    if words[start] == "-m":
-        sys.argv = list(words[start + 1 :])
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = list(words[start:])
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    execute(words[words.index("-u") + 1 :])

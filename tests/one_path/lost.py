@@ -23,7 +23,7 @@ from sparseloco.transport.beats import enter, phase
 from sparseloco.transport.deadline import Deadline
 from sparseloco.transport.meeting import joined_group, signs_of_life
 from tests import toy
-from tests.mp import forks
+from tests.forked import forks
 
 PATIENT = Deadline(300)  # 2 s between beats, lost after 6 s
 LIMIT_S = 100

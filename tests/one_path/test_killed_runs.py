@@ -20,7 +20,7 @@ import torch
 from sparseloco.checkpoint import CheckpointFolder
 from sparseloco.trainer import CHECKPOINTS
 from tests import runs
-from tests.mp import forks
+from tests.forked import forks
 from tests.runs import METHODS
 
 pytestmark = [pytest.mark.mp, pytest.mark.filterwarnings("ignore:buffers=:UserWarning")]

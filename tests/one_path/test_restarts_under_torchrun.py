@@ -11,7 +11,7 @@ import pytest
 
 from tests import runs
 from tests.one_path import test_resume_under_torchrun as plain
-from tests.one_path.test_resume_under_torchrun import STEPS
+from tests.one_path.test_resume_under_torchrun import STEPS, under_way
 from tests.torchrun import forked, pid_of_rank, ranks_of
 
 pytestmark = plain.pytestmark
@@ -43,7 +43,7 @@ def test_a_signal_to_one_rank_saves_and_stops_all(folder: Path) -> None:
     """As a preemption of one machine does; rank 1 gets it, and rank 0 says what to do."""
     words = ["--nproc-per-node", "2", "-m", "sparseloco", "train", "run.toml", *STEPS, "--out", "mine"]
     with forked(folder, *words) as launch:
-        launch.under_way(folder / "mine" / "metrics.jsonl")
+        under_way(launch, folder / "mine" / "metrics.jsonl")
         os.kill(pid_of_rank(folder, 1), signal.SIGTERM)
         ended = launch.ended()
         assert ranks_of(folder) == []

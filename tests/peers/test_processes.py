@@ -14,7 +14,7 @@ import torch
 
 from tests import toy
 from tests.driver import ROWS
-from tests.mp import forks
+from tests.forked import forks
 from tests.peers.crowd import Peer, identities, loopback, make_run
 
 ROUNDS = 20
