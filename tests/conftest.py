@@ -8,7 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from sparseloco import launch
 from tests.cli import Call, Ended, enter, run
+from tests.forked import Workers
 
 torch.set_num_threads(1)
 
@@ -22,6 +24,12 @@ def seed() -> int:
     """Seed torch's global generator and say with what."""
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of ``--processes`` are forks instead of new interpreters, which tests/unit/test_trainer.py starts."""
+    monkeypatch.setattr(launch, "multiprocessing", Workers())
 
 
 @pytest.fixture

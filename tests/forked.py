@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 from tests.cli import Ended
 
@@ -92,6 +93,19 @@ def python(folder: Path, *words: str, **variables: str) -> Fork:
     return Fork(folder, execute, words, variables)
 
 
+class Workers:
+    """What ``train_processes`` knows as ``multiprocessing``: its processes are forks with the variables of this one."""
+
+    def get_context(self, _: str) -> Workers:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(forks(), name)
+
+    def Process(self, *, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> Any:  # noqa: N802
+        return forks().Process(target=_worker, args=(dict(os.environ), target, args), daemon=daemon)
+
+
 def execute(words: Sequence[str]) -> None:
     """Do in this process what the interpreter does with such words."""
     first = 1 if words[0] == "-m" else 0
@@ -112,6 +126,11 @@ def begin(variables: Mapping[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)
+
+
+def _worker(variables: Mapping[str, str], body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    begin(variables)
+    body(*arguments)
 
 
 def _work(

@@ -100,6 +100,7 @@ def test_if_all_sit_out_the_run_ends_with_advice(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.mp
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_that_all_diverge_end_with_advice(data_config, dataset, monkeypatch, tmp_path) -> None:  # noqa: F811
     monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
     config = run_config(data_config, settings())
