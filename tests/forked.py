@@ -63,7 +63,7 @@ class Fork:
     ) -> None:
         self._printed = Path(tempfile.mkdtemp(prefix=".printed-", dir=folder))
         arguments = (folder, self._printed, body, words, {**os.environ, **variables})
-        self._process = forks().Process(target=_work, args=arguments)
+        self._process = forks().Process(target=_work, args=arguments, daemon=body is execute)
         self._process.start()
         self.pid: int = self._process.pid  # type: ignore[assignment]
 
