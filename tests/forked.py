@@ -102,7 +102,7 @@ class Workers:
     def __getattr__(self, name: str) -> Any:
         return getattr(forks(), name)
 
-    def Process(self, *, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> Any:  # noqa: N802
+    def Process(self, *, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> Any:
         return forks().Process(target=_worker, args=(dict(os.environ), target, args), daemon=daemon)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.torchrun import forked, pid_of_rank, ranks_of
 
 pytestmark = plain.pytestmark
 SCRIPT = str(Path(__file__).with_name("dying_sparseloco.py"))
+MISSING = str(Path(__file__).with_name("missing_rank.py"))
 SHORT = ["--set", "train.steps=40", "--set", "train.evaluate_every=40", "--set", "train.log_every=4", "--no-model"]
 SHORT += ["--set", "checkpoint.every=10", "--set", "transport.deadline_s=120"]
 folder = plain.folder
@@ -54,3 +56,21 @@ def test_a_signal_to_one_rank_saves_and_stops_all(folder: Path) -> None:
     assert told in ended.err, ended.err
     last = json.loads((folder / "mine" / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["kind"], last["saved"]) == ("interrupted", True)
+
+
+@pytest.mark.timeout(240)
+def test_a_signal_while_one_is_missing_ends_the_other_in_one_line(folder: Path) -> None:
+    """Rank 0 waits for one that never comes; it does not sit out an hour, nor is it killed after half a minute."""
+    words = ["--out", "mine", "--set", "transport.deadline_s=3600"]
+    with forked(folder, "--nproc-per-node", "2", MISSING, "train", "run.toml", *words) as launch:
+        while launch.poll() is None and not (folder / "waiting").exists():
+            time.sleep(0.02)
+        launch.send_signal(signal.SIGTERM)
+        ended = launch.ended()
+        assert ranks_of(folder) == []
+    assert ended.code != 0
+    assert (
+        "interrupted: sparseloco stopped before all 2 ranks had met, with nothing trained; continue with: torchrun "
+        "--nproc-per-node 2 -m sparseloco train --resume mine\n"
+    ) in ended.err, ended.err
+    assert not (folder / "mine" / "checkpoints").exists()
