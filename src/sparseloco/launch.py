@@ -224,6 +224,11 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if "RANK" in os.environ else 0
 
 
+def job() -> str:
+    """Name of the job of torchrun that started this process, which a restart keeps; empty without one."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "") if "RANK" in os.environ else ""
+
+
 def is_torchrun() -> bool:
     """Whether torchrun (or a launcher like it) started this process as one rank of several."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
