@@ -35,7 +35,9 @@ def assert_same(parts: list[shards.Outcome], whole: shards.Outcome) -> None:
 
 
 CASES = [*((name, "plain") for name in shards.METHODS)]
-CASES += [("sparseloco", kind) for kind in ("tied", "bf16", "checkpointing", "experts")]
+CASES += [
+    ("sparseloco", kind) for kind in ("tied", "bf16", "checkpointing", "experts", "modules", "modules by themselves")
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
