@@ -27,7 +27,7 @@ from sparseloco.types import Coding
 from tests import toy
 from tests.one_path.experts import Expert, mixtral
 
-VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 5
+VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 3
 
 METHODS: dict[str, dict[str, Any]] = {
     "sparseloco": {"k": 8, "tile": 16},
@@ -75,13 +75,14 @@ def llama(kind: str = "plain") -> Any:
     """A Llama, or a mixture of experts, with hidden size 96.
 
     Args:
-        kind: ``plain``; ``tied`` embeddings; ``bf16`` parameters; with activation ``checkpointing``; ``experts`` in one
-            tensor; experts that are ``modules``, or that are also sharded ``modules by themselves``.
+        kind: ``plain``; ``shallow``, of one layer; ``tied`` embeddings; ``bf16`` parameters; with activation
+            ``checkpointing``; ``experts`` in one tensor; experts that are ``modules``, or that are also sharded ``modules by themselves``.
     """
     torch.manual_seed(0)
     if kind == "experts" or kind.startswith("modules"):
         return mixtral(SHAPE, separate=kind != "experts")
-    model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=kind == "tied"))
+    shape = {**SHAPE, "num_hidden_layers": 1} if kind == "shallow" else SHAPE
+    model: Any = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=kind == "tied"))
     if kind == "checkpointing":
         with warnings.catch_warnings(action="ignore"):  # renamed in newer versions of transformers
             model.gradient_checkpointing_enable()
@@ -133,7 +134,7 @@ def train(rank: int, name: str, shards: int | None, panels: int, kind: str = "pl
 
 
 def run(model: nn.Module, algorithm: Algorithm, transport: Transport, data: int) -> Outcome:
-    """Five rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
+    """Three rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
 
     A forward leaves parameters gathered; what is settled then must be seen by the next one all the same.
     """
@@ -156,9 +157,9 @@ def run(model: nn.Module, algorithm: Algorithm, transport: Transport, data: int)
     return Outcome(live, replica.digest(), replica.fingerprint, losses)
 
 
-def in_one_process(name: str, peers: int, panels: int) -> list[Outcome]:
+def in_one_process(name: str, peers: int, panels: int, kind: str = "plain") -> list[Outcome]:
     """The same training with whole replicas in one process."""
-    models = [llama() for _ in range(peers)]
+    models = [llama(kind) for _ in range(peers)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in models]
     replicas = [Replica(model, method(name, panels), peer=peer) for peer, model in enumerate(models)]
     transport = Loopback(peers)
