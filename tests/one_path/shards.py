@@ -76,7 +76,8 @@ def llama(kind: str = "plain") -> Any:
 
     Args:
         kind: ``plain``; ``shallow``, of one layer; ``tied`` embeddings; ``bf16`` parameters; with activation
-            ``checkpointing``; ``experts`` in one tensor; experts that are ``modules``, or that are also sharded ``modules by themselves``.
+            ``checkpointing``; ``experts`` in one tensor; experts that are ``modules``, or that are also sharded
+            ``modules by themselves``.
     """
     torch.manual_seed(0)
     if kind == "experts" or kind.startswith("modules"):
