@@ -102,6 +102,13 @@ def test_a_restart_of_ranks_that_died_before_the_run_began_still_overwrites(
         assert "continues as --resume does\n" in capsys.readouterr().err
 
 
+def test_a_launcher_that_names_no_job_does_not_replace_its_own_run(rank: pytest.MonkeyPatch) -> None:
+    rank.delenv("TORCHELASTIC_RUN_ID")
+    rank.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    Path(MINE, ".job").unlink()
+    assert started(MINE, "--overwrite").resume.step == 4
+
+
 def test_without_overwrite_it_is_refused_as_a_first_start_is(rank: pytest.MonkeyPatch, call: Call) -> None:
     rank.setenv("TORCHELASTIC_RUN_ID", "another")
     rank.setenv("TORCHELASTIC_RESTART_COUNT", "1")

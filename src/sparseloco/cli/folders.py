@@ -103,9 +103,12 @@ def is_run(folder: Path) -> bool:
 
 
 def was_begun_by(folder: Path, job: str) -> bool:
-    """Whether a job of torchrun, by its name, began the run in a folder, so that a restart of that job resumes it."""
+    """Whether a job of torchrun, by its name, began the run in a folder, so that a restart of that job resumes it.
+
+    A launcher that names no job is believed, since its run must not be replaced by its own restart.
+    """
     place = folder / _JOB
-    return bool(job) and place.is_file() and place.read_text(encoding="utf-8") == job
+    return (place.read_text(encoding="utf-8") if place.is_file() else "") == job
 
 
 def start_run(folder: Path, config: str, job: str = "") -> None:
