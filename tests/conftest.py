@@ -8,7 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from sparseloco import launch
+from sparseloco.report import write
+from sparseloco.report.charts import Chart
 from tests.cli import Call, Ended, enter, run
+from tests.forked import Workers
 
 torch.set_num_threads(1)
 
@@ -25,9 +29,28 @@ def seed() -> int:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of ``--processes`` are forks instead of new interpreters, which tests/unit/test_trainer.py starts."""
+    monkeypatch.setattr(launch, "multiprocessing", Workers())
+
+
+@pytest.fixture
+def real_charts() -> None:
+    """For tests of the command line whose reports have drawn charts, which take longer than all else of a small run."""
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> Call:
     """Run the command line in this process, in an empty folder; returns its exit code and what it printed."""
     enter(tmp_path, monkeypatch)
+    if "real_charts" not in request.fixturenames:
+        empty = [Chart(name, "<svg></svg>", b"") for name in ("loss_over_tokens", "loss_over_bytes")]
+        monkeypatch.setattr(write, "draw", lambda runs: empty)
 
     def call(*arguments: str) -> Ended:
         capsys.readouterr()

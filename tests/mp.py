@@ -1,4 +1,4 @@
-"""Processes for tests: spawned ranks of one gloo group, met in a file (no ports), with a time limit.
+"""Processes for tests: forked ranks of one gloo group, met in a file (no ports), with a time limit.
 
 ``Group`` keeps its ranks alive and lets them call functions that are named by module, so that one group serves a
 whole test session. ``run_on`` is a group for one call.
@@ -6,7 +6,6 @@ whole test session. ``run_on`` is a group for one call.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 import traceback
@@ -20,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.forked import forks
+
 LIMIT = 60.0
 """Seconds that a call may take, the start of the processes included."""
 
@@ -29,14 +30,14 @@ class RankError(AssertionError):
 
 
 class Group:
-    """``world`` spawned processes, one thread each, that are the ranks of a gloo group.
+    """``world`` processes, one thread each, that are the ranks of a gloo group.
 
     A rank that fails or is late ends the whole group; the next call starts a new one.
     """
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self._context = multiprocessing.get_context("spawn")
+        self._context = forks()
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None

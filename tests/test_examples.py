@@ -15,10 +15,20 @@ from sparseloco.config import load_entries
 from sparseloco.presets import PRESETS
 from tests.cli import Call, text
 from tests.one_path.managed import Processes
+from tests.torchrun import forked
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = load_entries(ROOT / "examples" / "methods.toml")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def output_of_ranks(folder: Path, name: str | Path, ranks: int) -> str:
+    """What an example prints whose ranks, like torchrun, need not import all anew; one test starts the real ones."""
+    words = ("--nproc-per-node", str(ranks), str(ROOT / "examples" / name))
+    with forked(folder, *words, ACCELERATE_USE_CPU="true") as launch:
+        ended = launch.ended()
+    assert ended.code == 0, ended.err
+    return ended.out
 
 
 def output_of(name: str | Path, *launcher: str, arguments: tuple[str, ...] = ()) -> str:
@@ -44,11 +54,11 @@ def test_plain_loop_by_torchrun() -> None:
 
 
 @pytest.mark.mp
-def test_sharded_replicas_by_torchrun() -> None:
+def test_sharded_replicas_by_torchrun(tmp_path: Path) -> None:
     """C-57: two replicas of two shards; those who hold the same shard end with the same anchor."""
     found = re.findall(
         r"peer (\d), shard (\d): loss (\S+) -> (\S+), 6 rounds, sent (\d+) bytes, anchor (\w{32})",
-        output_of("fsdp2.py", *TORCHRUN[:-1], "4"),
+        output_of_ranks(tmp_path, "fsdp2.py", 4),
     )
     anchors = {(peer, shard): anchor for peer, shard, _, _, _, anchor in found}
     assert sorted(anchors) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
@@ -126,7 +136,7 @@ def test_c74_the_loop_of_accelerate_as_it_is_printed(tmp_path: Path) -> None:
     (snippet,) = re.findall(r"^## With accelerate\n.*?^```python\n(.*?)^```", page, re.M | re.S)
     script = tmp_path / "loop.py"
     script.write_text(AROUND.replace("SNIPPET", snippet))
-    found = re.findall(r"seen (\d+) (\S+), sum (\S+);", output_of(script, *TORCHRUN))
+    found = re.findall(r"seen (\d+) (\S+), sum (\S+);", output_of_ranks(tmp_path, script, 2))
     assert [count for count, _, _ in found] == ["60", "60"]
     assert found[0][1] != found[1][1]
     assert found[0][2] == found[1][2]

@@ -57,7 +57,7 @@ def note_absences(world: World, books: Books, log: FanOut | None, config: RunCon
     here = {replica.peer for replica in world.replicas}
     known = {(a.peer, a.key): causes.index(a.cause) for r in world.replicas for a in r.absent if a.cause}
     for peer, key, _ in first.absent:
-        # Only the peer itself knows; a mean over those who do is what they say.
+        # Only the peer itself knows; a mean over those who do is what they say. After a resume it may not be there.
         number = known.get((peer, key))
         told = world.mean(float(number is not None))
         cause = causes[round(world.mean(float(number or 0)) / told)] if told else None
@@ -65,9 +65,8 @@ def note_absences(world: World, books: Books, log: FanOut | None, config: RunCon
         if log is not None:
             where = {"round": key.round, "fragment": key.fragment, "peer": name_of(peer)}
             log.write("abstained", step=books.step, **where, cause=cause)
-        text = (
-            f"peer {name_of(peer)}, round {key.round}: contributed nothing, since {cause or 'something'} was not finite"
-        )
+        why = f"since {cause} was not finite" if cause else "for a cause that no peer here knows"
+        text = f"peer {name_of(peer)}, round {key.round}: contributed nothing, {why}"
         logger.info("%s", text)
         if world.is_main and peer not in here:  # those here have warned themselves
             warnings.warn(text, stacklevel=2)

@@ -118,7 +118,7 @@ def train_rank(
     _check_ranks(config, world_size)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # only then is the parent known to be one that stays
         threading.Thread(target=_die_with_launcher, args=(os.getppid(),), daemon=True).start()
-    with joined(config, "env://", int(os.environ["RANK"])):
+    with joined(config, "env://", int(os.environ["RANK"]), stop):
         world = _world(config, algorithm, dataset, resume)
         return train(
             config,
@@ -171,10 +171,12 @@ def _check_ranks(config: RunConfig, world_size: int) -> None:
     )
 
 
-def joined(config: RunConfig, rendezvous: str, rank: int) -> AbstractContextManager[None]:
+def joined(
+    config: RunConfig, rendezvous: str, rank: int, stop: StopCallback | None = None
+) -> AbstractContextManager[None]:
     """The group of a run, with the time limits of its settings."""
     deadline, interface = Deadline(config.transport.deadline_s), config.transport.interface
-    return joined_group(rendezvous, rank, num_ranks(config), deadline, interface)
+    return joined_group(rendezvous, rank, num_ranks(config), deadline, interface, stop)
 
 
 def _world(config: RunConfig, algorithm: Algorithm, dataset: Dataset, resume: Checkpoint | None) -> Solo:
@@ -222,6 +224,11 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if "RANK" in os.environ else 0
 
 
+def job() -> str:
+    """Name of the job of torchrun that started this process, which a restart keeps; empty without one."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "") if "RANK" in os.environ else ""
+
+
 def is_torchrun() -> bool:
     """Whether torchrun (or a launcher like it) started this process as one rank of several."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -264,7 +271,7 @@ def _worker(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks(config)))
     try:
         dataset = open_dataset(config.data)
-        with memory_errors(config), joined(config, rendezvous, rank):
+        with memory_errors(config), joined(config, rendezvous, rank, stopping.is_set):
             world = _world(config, algorithm, dataset, resume)
 
             def progress(status: Status) -> None:

@@ -18,6 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from sparseloco import ProcessGroup
 from tests.one_path import shards
 
+KINDS = {"layers": "plain", "whole": "shallow"}
+"""What is compiled, of ``shards.llama``; tracing takes most of the time."""
+
 
 class Counting:
     """Compile by taking the graph as it is.
@@ -49,7 +52,7 @@ def compiled(model: Any, mesh: Any, how: str, backend: Any) -> nn.Module:
 def train(rank: int, how: str) -> tuple[shards.Outcome, list[int]]:
     """Two replicas of two shards; the outcome, and the graphs that were compiled by the end of each step."""
     mesh, backend = shards.mesh_of(2), Counting()
-    model = compiled(shards.llama(), mesh, how, backend)
+    model = compiled(shards.llama(KINDS[how]), mesh, how, backend)
     graphs: list[int] = []
     handle = register_optimizer_step_post_hook(lambda *_: graphs.append(backend.graphs))
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -24,6 +23,7 @@ from sparseloco.transport.beats import enter, phase
 from sparseloco.transport.deadline import Deadline
 from sparseloco.transport.meeting import joined_group, signs_of_life
 from tests import toy
+from tests.forked import forks
 
 PATIENT = Deadline(300)  # 2 s between beats, lost after 6 s
 LIMIT_S = 100
@@ -35,8 +35,7 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
 
 def texts(world: int, fn: Callable[..., None], folder: Path, *args: Any) -> dict[int, str]:
     """What each rank of a group wrote that ran ``fn(rank, folder, *args)``; nothing for one that was killed."""
-    context = multiprocessing.get_context("forkserver")  # whose processes have torch loaded already
-    context.set_forkserver_preload([__name__])
+    context = forks()
     ranks = [
         context.Process(target=_serve, args=(rank, world, fn, folder, *args), daemon=True) for rank in range(world)
     ]

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sparseloco import Loopback, ProcessGroup, SparseLocoError, Transport, presets, synchronize, wire
 from sparseloco.algorithm import Algorithm
@@ -25,8 +25,9 @@ from sparseloco.sharding import local_views
 from sparseloco.transport import drain, post_due, settle
 from sparseloco.types import Coding
 from tests import toy
+from tests.one_path.experts import Expert, mixtral
 
-VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 5
+VOCABULARY, HIDDEN, INNER_STEPS, ROUNDS = 128, 96, 3, 3
 
 METHODS: dict[str, dict[str, Any]] = {
     "sparseloco": {"k": 8, "tile": 16},
@@ -74,19 +75,25 @@ def llama(kind: str = "plain") -> Any:
     """A Llama, or a mixture of experts, with hidden size 96.
 
     Args:
-        kind: ``plain``; ``tied`` embeddings; ``bf16`` parameters; with activation ``checkpointing``; or ``experts``.
+        kind: ``plain``; ``shallow``, of one layer; ``tied`` embeddings; ``bf16`` parameters; with activation
+            ``checkpointing``; ``experts`` in one tensor; experts that are ``modules``, or that are also sharded
+            ``modules by themselves``.
     """
     torch.manual_seed(0)
-    if kind == "experts":
-        return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2))
-    model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=kind == "tied"))
+    if kind == "experts" or kind.startswith("modules"):
+        return mixtral(SHAPE, separate=kind != "experts")
+    shape = {**SHAPE, "num_hidden_layers": 1} if kind == "shallow" else SHAPE
+    model: Any = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=kind == "tied"))
     if kind == "checkpointing":
         with warnings.catch_warnings(action="ignore"):  # renamed in newer versions of transformers
             model.gradient_checkpointing_enable()
     return model.to(torch.bfloat16) if kind == "bf16" else model
 
 
-def sharded(model: Any, mesh: DeviceMesh) -> nn.Module:
+def sharded(model: Any, mesh: DeviceMesh, kind: str = "plain") -> nn.Module:
+    for module in model.modules():
+        if kind == "modules by themselves" and isinstance(module, Expert):
+            fully_shard(module, mesh=mesh["shards"])
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh["shards"])
     return fully_shard(model, mesh=mesh["shards"])
@@ -123,12 +130,12 @@ def train(rank: int, name: str, shards: int | None, panels: int, kind: str = "pl
     group, peer = None, rank
     if shards is not None:
         mesh = mesh_of(shards)
-        model, group, peer = sharded(model, mesh), mesh.get_group("peers"), rank // shards
+        model, group, peer = sharded(model, mesh, kind), mesh.get_group("peers"), rank // shards
     return run(model, method(name, panels), ProcessGroup(group), peer)
 
 
 def run(model: nn.Module, algorithm: Algorithm, transport: Transport, data: int) -> Outcome:
-    """Five rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
+    """Three rounds, each with evaluations (a forward without backward): in the round, before it settles, and at last.
 
     A forward leaves parameters gathered; what is settled then must be seen by the next one all the same.
     """
@@ -151,9 +158,9 @@ def run(model: nn.Module, algorithm: Algorithm, transport: Transport, data: int)
     return Outcome(live, replica.digest(), replica.fingerprint, losses)
 
 
-def in_one_process(name: str, peers: int, panels: int) -> list[Outcome]:
+def in_one_process(name: str, peers: int, panels: int, kind: str = "plain") -> list[Outcome]:
     """The same training with whole replicas in one process."""
-    models = [llama() for _ in range(peers)]
+    models = [llama(kind) for _ in range(peers)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in models]
     replicas = [Replica(model, method(name, panels), peer=peer) for peer, model in enumerate(models)]
     transport = Loopback(peers)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,9 @@ from tests.driver import ROWS
 from tests.mp import Group
 from tests.one_path import worlds
 from tests.poison import poisoned
+from tests.torchrun import forked
 from tests.unit.test_trainer import algorithm, data_config, dataset, lines, run_config, settings  # noqa: F401
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.mp, pytest.mark.xdist_group("mp")]
 
 
@@ -39,18 +37,16 @@ def test_same_bits(pair: Group, row: str) -> None:
 
 
 def under_torchrun(folder: Path, text: str, step: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["-m", "tests.one_path.poisoned_rank", text, str(step), str(folder)]
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": paths}
-    )
-    assert done.returncode == 0, done.stderr
-    assert "contributes nothing; parameters were reset to the anchor" in done.stderr
+    words = ["--nproc-per-node", "2", "-m", "tests.one_path.poisoned_rank", text, str(step), str(folder)]
+    with forked(folder, *words, SPARSELOCO_CACHE=os.environ["SPARSELOCO_CACHE"]) as launch:
+        ended = launch.ended()
+    assert ended.code == 0, ended.err
+    assert "contributes nothing; parameters were reset to the anchor" in ended.err
     return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("step", [1, 3])
 def test_one_guard_for_all_worlds_c20(step: int, data_config, dataset, monkeypatch, tmp_path) -> None:  # noqa: F811
     """C-20: a trainer of its own for clusters lost the NaN guard; here all worlds run the one loop.

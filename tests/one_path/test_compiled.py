@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.mp, pytest.mark.xdist_group("mp")]
 
 @pytest.mark.parametrize("how", ["layers", "whole"])
 def test_sharded_and_compiled(four: Group, how: str) -> None:
-    """Five rounds with the bits of whole replicas, and nothing is compiled again because of one."""
+    """Three rounds with the bits of whole replicas, and nothing is compiled again because of one."""
     found = four.run(compiled.train, how, limit=200)
-    for peer, wanted in enumerate(shards.in_one_process("sparseloco", 2, 2)):
+    for peer, wanted in enumerate(shards.in_one_process("sparseloco", 2, 2, compiled.KINDS[how])):
         parts = [outcome for outcome, _ in found[2 * peer : 2 * peer + 2]]
         assert {part.fingerprint for part in parts} == {wanted.fingerprint}
         assert all(part.losses == wanted.losses for part in parts)

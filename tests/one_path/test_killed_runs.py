@@ -8,7 +8,6 @@ clock.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -21,6 +20,7 @@ import torch
 from sparseloco.checkpoint import CheckpointFolder
 from sparseloco.trainer import CHECKPOINTS
 from tests import runs
+from tests.forked import forks
 from tests.runs import METHODS
 
 pytestmark = [pytest.mark.mp, pytest.mark.filterwarnings("ignore:buffers=:UserWarning")]
@@ -43,13 +43,8 @@ def run(out: str, kill_at: int | None) -> None:
     runs.simulated(Path(out), runs.config(every=1, keep=KEEP), METHODS["sparseloco_delayed"](), resume=found)
 
 
-def test_runs_killed_between_operations_on_the_disk_end_in_the_same_bits_c18(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # where the server finds what it preloads
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runs"])
-    chance, out = random.Random(0), tmp_path / "killed"
+def test_runs_killed_between_operations_on_the_disk_end_in_the_same_bits_c18(tmp_path: Path) -> None:
+    context, chance, out = forks(), random.Random(0), tmp_path / "killed"
 
     def start(folder: Path, kill_at: int | None) -> int | None:
         process = context.Process(target=run, args=(str(folder), kill_at))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +16,6 @@ from tests.mp import Group, run_on
 from tests.one_path import lost
 
 pytestmark = [pytest.mark.mp, pytest.mark.xdist_group("mp")]
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # where processes find this module
 
 
 @pytest.fixture(scope="module")

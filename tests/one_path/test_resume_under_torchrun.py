@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests import runs
+from tests.cli import text
+from tests.forked import Fork
+from tests.torchrun import forked, ranks_of, torchrun
 from tests.unit.test_cli import CONFIG
 
-ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 LAUNCH = ["--nproc-per-node", "2", "-m", "sparseloco", "train"]
 STEPS = ["--set", "train.steps=200", "--set", "train.evaluate_every=200", "--set", "train.log_every=4", "--no-model"]
 
@@ -29,62 +26,31 @@ pytestmark = [
 ]
 
 
-@contextmanager
-def torchrun(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of torchrun and its two ranks; what is left of them at the end is killed."""
-    process = subprocess.Popen(
-        [*TORCHRUN, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SPARSELOCO_CACHE": "cache"},
-    )
-    try:
-        yield process
-    finally:
-        for pid in [*ranks_of(folder), *([process.pid] if process.poll() is None else [])]:
-            os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-def ranks_of(folder: Path) -> list[int]:
-    """Processes that work in the folder, from the kernel's list."""
-    found: list[int] = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            here, words = (place / "cwd").readlink() == folder, (place / "cmdline").read_bytes()
-        except OSError:  # it has ended, or is another user's
-            continue
-        if here and b"sparseloco" in words and b"torch.distributed.run" not in words:
-            found.append(int(place.name))
-    return found
-
-
-def under_way(process: subprocess.Popen[str], metrics: Path) -> None:
+def under_way(process: subprocess.Popen[str] | Fork, metrics: Path) -> None:
     """Wait for the third line of the log, which is that of a step."""
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
         time.sleep(0.02)
-    assert process.poll() is None, process.communicate()
+    assert process.poll() is None, "it has ended"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "run.toml").write_text(CONFIG)
-    lines = (f"Line {number} says that {number * 7919 % 1000} is not {number % 13}.\n" for number in range(2000))
-    (tmp_path / "text.txt").write_text("".join(lines))
+    (tmp_path / "text.txt").write_text(text())
     return tmp_path
 
 
 @pytest.mark.timeout(240)
 def test_a_signal_to_torchrun_saves_and_the_run_goes_on_to_the_same_bits(folder: Path) -> None:
-    with torchrun(folder, *LAUNCH, "run.toml", *STEPS, "--out", "straight") as process:
-        out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert "report: straight/report.html" in out
+    """The run that is stopped is one of the real command; the two others need no new interpreters."""
+    with forked(folder, *LAUNCH, "run.toml", *STEPS, "--out", "straight") as launch:
+        ended = launch.ended()
+    assert ended.code == 0, ended.err
+    assert "report: straight/report.html" in ended.out
 
     with torchrun(folder, *LAUNCH, "run.toml", *STEPS, "--out", "mine") as process:
         under_way(process, folder / "mine" / "metrics.jsonl")
+        assert len(ranks_of(folder)) == 2
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
         assert ranks_of(folder) == []
@@ -100,10 +66,10 @@ def test_a_signal_to_torchrun_saves_and_the_run_goes_on_to_the_same_bits(folder:
         f"interrupted: sparseloco stopped at step {step} after saving; continue with: {again}",
     ]
 
-    with torchrun(folder, *shlex.split(again)[1:]) as process:
-        _, err = process.communicate()
-    assert process.returncode == 0, err
-    assert err.count("resuming at step") == 1, "rank 0 alone says it"
+    with forked(folder, *shlex.split(again)[1:]) as launch:
+        ended = launch.ended()
+    assert ended.code == 0, ended.err
+    assert ended.err.count("resuming at step") == 1, "rank 0 alone says it"
     assert runs.outcome(folder / "mine") == runs.outcome(folder / "straight")
 
 

@@ -16,7 +16,7 @@ from sparseloco.reshard_state import cuts_of, reshard_shared
 from sparseloco.sharding import local_views
 from tests import runs
 from tests.cli import Call, run_file, text
-from tests.one_path.test_resume_under_torchrun import ranks_of, torchrun
+from tests.torchrun import forked, ranks_of
 
 pytestmark = [
     pytest.mark.mp,
@@ -30,10 +30,10 @@ LAUNCH = ["--nproc-per-node", "4", "-m", "sparseloco", "train", "run.toml"]
 def test_a_sharded_run_leaves_a_model_and_goes_on_without_shards(cli: Call, tmp_path: Path) -> None:
     Path("run.toml").write_text(run_file().replace("k = 8\n", "k = 8\npanels = 2\n"))
     Path("text.txt").write_text(text())
-    with torchrun(tmp_path, *LAUNCH, "--shards", "2", "--out", "mine") as process:
-        out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert "model: mine/model" in out
+    with forked(tmp_path, *LAUNCH, "--shards", "2", "--out", "mine") as launch:
+        ended = launch.ended()
+    assert ended.code == 0, ended.err
+    assert "model: mine/model" in ended.out
     assert ranks_of(tmp_path) == []
     summary = json.loads(Path("mine/summary.json").read_text())
     found = runs.newest(Path("mine"))

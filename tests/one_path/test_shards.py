@@ -35,12 +35,14 @@ def assert_same(parts: list[shards.Outcome], whole: shards.Outcome) -> None:
 
 
 CASES = [*((name, "plain") for name in shards.METHODS)]
-CASES += [("sparseloco", kind) for kind in ("tied", "bf16", "checkpointing", "experts")]
+CASES += [
+    ("sparseloco", kind) for kind in ("tied", "bf16", "checkpointing", "experts", "modules", "modules by themselves")
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_two_shards_each_equal_whole_replicas(two: Group, four: Group, name: str, kind: str) -> None:
-    """Two peers, five rounds; parameters, losses, digests and fingerprints, with evaluations in between."""
+    """Two peers, three rounds; parameters, losses, digests and fingerprints, with evaluations in between."""
     halves = four.run(shards.train, name, 2, 2, kind)
     whole = two.run(shards.train, name, None, 2, kind)
     assert len({outcome.digest for outcome in whole}) == 1

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,26 +10,17 @@ import pytest
 import torch
 
 from benchmarks import soak
+from tests.forked import Workers
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, as Linux has it")
 
 
 @pytest.mark.mp
-def test_c37_forty_rounds_leave_nothing_behind(tmp_path: Path) -> None:
+def test_c37_forty_rounds_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C-37: messages in flight, evaluations, logs and checkpoints; each rank holds what it held after ten rounds."""
     out = tmp_path / "soak.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--rounds", "40", "--every", "10"]
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    ended = subprocess.run(
-        [*command, "--out", str(out)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr + ended.stdout
+    monkeypatch.setattr(soak, "multiprocessing", Workers())
+    assert soak.main(["--rounds", "40", "--every", "10", "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["same_digest"]
     assert len(found["readings"]) == 2

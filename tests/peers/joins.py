@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from sparseloco.data import open_dataset
@@ -33,12 +31,6 @@ def prepare(folder: Path, *keys: str) -> None:
     (folder / "run.toml").write_text(run_file(DATA, POLICY))
     for key in keys:
         Identity.generate().save(folder / key)
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The command line as a process in ``folder``."""
-    command = [sys.executable, "-m", "sparseloco", *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def secrets_in(folder: Path) -> list[bytes]:

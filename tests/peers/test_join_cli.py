@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import pytest
 
 from sparseloco.peers import paths
-from tests.cli import Call
-from tests.peers.joins import prepare, secrets_in, start
+from tests.cli import Call, process
+from tests.forked import Fork, python
+from tests.peers.joins import prepare, secrets_in
 
-STOPPED = 130
+SPARSELOCO, STOPPED = ("-m", "sparseloco"), 130
 
 
 @pytest.fixture
@@ -28,25 +28,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=110)
-    return process.returncode, out, err
-
-
-def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
-    code, out, err = ended(process)
+def finished(process: Fork) -> dict[str, Any]:
+    code, out, err = process.ended()
     assert code == 0, err
     return json.loads(out)
 
 
 def create(folder: Path, *settings: str) -> dict[str, Any]:
     words = [word for setting in settings for word in ("--set", setting)]
-    return finished(start(folder, "run", "create", "store", "run.toml", "--key", "owner.key", *words, "--json"))
+    return finished(
+        python(folder, *SPARSELOCO, "run", "create", "store", "run.toml", "--key", "owner.key", *words, "--json")
+    )
 
 
-def join(folder: Path, name: str, *more: str) -> subprocess.Popen[str]:
+def join(folder: Path, name: str, *more: str) -> Fork:
+    return python(folder, *SPARSELOCO, *words_of(folder, name), *more)
+
+
+def words_of(folder: Path, name: str) -> list[str]:
     key = ["--key", f"{name}.key"] if (folder / f"{name}.key").exists() else []
-    return start(folder, "join", "store", *key, "--data", "text.txt", "--out", name, *more)
+    return ["join", "store", *key, "--data", "text.txt", "--out", name]
 
 
 def wait_for(folder: Path, pattern: str) -> None:
@@ -62,19 +63,18 @@ def test_two_peers_and_a_late_one_end_alike(folder: Path) -> None:
     """C-08, C-10, C-40: whoever joins has what the others have, by its digest; no key is written anywhere."""
     made = create(folder)
     pair = [join(folder, name, "--json", "--owner", made["owner"]) for name in ("a", "b")]
-    summaries = [finished(process) for process in pair]
-    late = join(folder, "late", "--no-model")
-    code, out, err = ended(late)
-    assert code == 0, err
+    summaries = [finished(each) for each in pair]
+    late = process(*words_of(folder, "late"), "--no-model", cwd=folder)  # as people start it
+    assert late.returncode == 0, late.stderr
     summaries.append(json.loads((folder / "late" / "summary.json").read_text()))
     assert len({summary["digest"] for summary in summaries}) == 1
     assert [summary["rounds"] for summary in summaries] == [2, 2, 2]
     assert [summary["tokens"] for summary in summaries] == [128, 128, 0], "each counts what it has seen itself"
     dense = 4 * summaries[0]["parameters"]
     assert [summary["dense_bytes_per_replica"] for summary in summaries] == [2 * dense, 2 * dense, 0]
-    assert "a key for this user's peers was made in" in err
-    assert "caught up 2 of 2 rounds, " in err
-    assert "report: late/report.html" in out
+    assert "a key for this user's peers was made in" in late.stderr
+    assert "caught up 2 of 2 rounds, " in late.stderr
+    assert "report: late/report.html" in late.stdout
     assert {path.name for path in (folder / "a").iterdir()} >= {"model", "report.html", "run.json", "metrics.jsonl"}
     assert not (folder / "late" / "model").exists()
     secrets = secrets_in(folder)
@@ -84,7 +84,7 @@ def test_two_peers_and_a_late_one_end_alike(folder: Path) -> None:
         assert not any(
             secret in path.read_bytes() or bytes.fromhex(secret.decode()) in path.read_bytes() for path in written
         )
-        assert secret.decode() not in out + err
+        assert secret.decode() not in late.stdout + late.stderr
 
 
 @pytest.mark.mp
@@ -94,7 +94,7 @@ def test_a_peer_that_waits_leaves_and_comes_back(folder: Path) -> None:
     alone = join(folder, "a")
     wait_for(folder, "rounds/00000000/*/*/*.frame")
     alone.send_signal(signal.SIGTERM)
-    code, _, err = ended(alone)
+    code, _, err = alone.ended()
     assert code == STOPPED
     assert (
         "left while round 0 was open; what was sent in it stays in the store; join again with: sparseloco join" in err
@@ -103,7 +103,7 @@ def test_a_peer_that_waits_leaves_and_comes_back(folder: Path) -> None:
     assert json.loads(lease.read_text())["left"] is True
     frames = set((folder / "store" / "rounds" / "00000000").rglob("*.frame"))
     pair = [join(folder, name) for name in ("a", "b")]
-    errors = [ended(process) for process in pair]
+    errors = [each.ended() for each in pair]
     assert [code for code, _, _ in errors] == [0, 0], errors
     assert "going on from the store, with what was written down here" in errors[0][2]
     assert "dropped" not in errors[0][2]
@@ -122,13 +122,13 @@ def test_a_peer_that_trains_leaves_at_a_border_and_continues(folder: Path) -> No
     first = join(folder, "a")
     wait_for(folder, "rounds/00000001/*/manifest-0000.json")
     first.send_signal(signal.SIGINT)
-    code, _, err = ended(first)
+    code, _, err = first.ended()
     assert code == STOPPED, err
     assert "after saving; join again with: sparseloco join store --key a.key --data text.txt --out a" in err
     (saved,) = (folder / "a" / "checkpoints").iterdir()
     step = int(saved.name.removeprefix("step-"))
     assert step % 2 == 0, "a round is two steps"
-    code, _, err = ended(join(folder, "a", "--no-model"))
+    code, _, err = join(folder, "a", "--no-model").ended()
     assert code == 0, err
     assert f"going on at step {step}, from a/checkpoints/{saved.name}" in err
     summary = json.loads((folder / "a" / "summary.json").read_text())

@@ -32,6 +32,7 @@ from sparseloco.peers.store import open_store
 from sparseloco.presets import demo
 from sparseloco.schedule import value_at
 from sparseloco.trainer import train
+from sparseloco.transport import object_store
 from sparseloco.transport.object_store import ObjectStore
 from tests.peers.joins import prepare
 from tests.peers.runs import identity
@@ -262,8 +263,11 @@ def test_a_peer_that_is_overtaken_follows(scene: Callable[..., Scene], tmp_path:
     assert slow["dense_bytes_per_replica"] == 4 * slow["parameters"], "it has posted once"
 
 
-def test_it_can_be_stopped_while_it_waits(scene: Callable[..., Scene], tmp_path: Path) -> None:
+def test_it_can_be_stopped_while_it_waits(
+    scene: Callable[..., Scene], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A peer that waits for a quorum leaves when asked; the frame stays, and is put again by the next start."""
+    monkeypatch.setattr(object_store, "_LAST_WAIT_S", 0.5)
     made = scene("run", "policy.min_peers=2")
     with pytest.raises(Interrupted, match=r"^left while round 0 was open; what was sent in it stays in the store$"):
         made.train(identity(1), tmp_path / "a", stop=lambda: True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import uuid
 import warnings
@@ -15,6 +14,7 @@ import torch
 
 from tests import toy
 from tests.driver import ROWS
+from tests.forked import forks
 from tests.peers.crowd import Peer, identities, loopback, make_run
 
 ROUNDS = 20
@@ -40,14 +40,13 @@ def one_peer(url: str, folder: str, row: str, number: int, environment: dict[str
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(PEERS, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(PEERS, mp_context=forks()) as pool:
         yield pool
 
 
-@pytest.fixture(params=["directory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
-    if request.param == "directory":
-        return str(tmp_path / "run"), {}
+def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> tuple[str, dict[str, str]]:
+    if kind == "directory":
+        return str(folder / "run"), {}
     environment = {
         "AWS_ENDPOINT_URL": request.getfixturevalue("moto_url"),
         "AWS_REGION": "us-east-1",
@@ -60,12 +59,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
 
 @pytest.mark.mp
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", ["sparseloco", "diloco", "streaming_diloco"])
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [("sparseloco", "directory"), ("diloco", "directory"), ("streaming_diloco", "directory"), ("sparseloco", "s3")],
+)
 def test_four_processes_and_twenty_rounds_equal_one_process(
-    row: str, place: tuple[str, dict[str, str]], processes: ProcessPoolExecutor, tmp_path: Path
+    row: str, kind: str, processes: ProcessPoolExecutor, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """C-12, C-40: one store is the single truth, and every peer has every bit of it."""
-    url, environment = place
+    """C-12, C-40: one store is the single truth, and every peer has every bit of it.
+
+    Each method over a bucket is in test_object_store.py.
+    """
+    url, environment = place(kind, request, tmp_path)
     jobs = [
         processes.submit(one_peer, url, str(tmp_path / f"{number}"), row, number, environment)
         for number in range(PEERS)

@@ -42,6 +42,7 @@ def call(cli: Call) -> Call:
     return cli
 
 
+@pytest.mark.usefixtures("real_charts")
 def test_train_leaves_a_run_folder(call: Call) -> None:
     ended = call("train", "run.toml", "--set", "train.seed=3", "--out", "here/mine")
     assert ended.code == 0, ended.err

@@ -98,6 +98,7 @@ def test_weights_and_workers_change_what_is_seen_but_not_the_tokens(call: Call) 
 
 
 @pytest.mark.mp
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_see_the_same_windows(call: Call) -> None:
     command = ["train", "run.toml", "--json", "--set", "data.per_worker=source", "--out"]
     digests = {json.loads(call(*command, *more)[1])["digest"] for more in (["one"], ["two", "--processes"])}

@@ -74,6 +74,7 @@ def test_exported_model_is_the_anchor_that_was_measured(call: Call) -> None:
 
 
 @pytest.mark.parametrize("option", [(), ("--processes",)], ids=["simulation", "processes"])
+@pytest.mark.usefixtures("forked_workers")
 def test_both_worlds_keep_the_same_model(call: Call, option: tuple[str, ...]) -> None:
     assert call("train", "run.toml", "--out", "again", *option, "--json").code == 0
     kept, before = load_model(Path("again/model")), load_model(Path("mine/model"))

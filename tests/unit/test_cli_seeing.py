@@ -106,6 +106,7 @@ def test_step_lines_hold_what_the_view_shows(call: Call) -> None:
 
 
 @pytest.mark.mp
+@pytest.mark.usefixtures("forked_workers")
 def test_one_worker_as_a_process_is_warned_about_in_one_line(call: Call) -> None:
     ended = call("train", "run.toml", "--workers", "1", "--processes", "--json")
     assert ended.code == 0
@@ -113,6 +114,7 @@ def test_one_worker_as_a_process_is_warned_about_in_one_line(call: Call) -> None
 
 
 @pytest.mark.mp
+@pytest.mark.usefixtures("forked_workers")
 def test_the_log_of_processes_names_every_peer(call: Call) -> None:
     ended = call("train", "run.toml", "--out", "mine", "--processes", "--verbose")
     told = {line.split(" ", 1)[1].partition(", fragment")[0] for line in ended.err.splitlines() if ": applied" in line}

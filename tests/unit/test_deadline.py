@@ -57,9 +57,11 @@ def test_the_group_is_made_with_it_c31(seconds: float, tmp_path: Path, monkeypat
     asked: dict[str, Any] = {}
     monkeypatch.setattr(meeting.dist, "init_process_group", lambda backend, **given: asked.update(given))
     monkeypatch.setattr(meeting, "choose_interface", lambda *_, **__: None)
+    monkeypatch.setattr(meeting, "wait_for_all", lambda store, *given: asked.update(waited=given))
     meeting.join(f"file://{tmp_path}/rendezvous", 0, 2, Deadline(seconds))
     patience = timedelta(seconds=Deadline(seconds).collective_s)
     assert asked["timeout"] == asked["store"].timeout == patience
+    assert asked["waited"] == (2, patience.total_seconds(), None)
 
 
 def test_a_group_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +70,7 @@ def test_a_group_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(meeting.dist, "init_process_group", refused)
     monkeypatch.setattr(meeting, "choose_interface", lambda *_, **__: None)
+    monkeypatch.setattr(meeting, "wait_for_all", lambda *_: None)
     with pytest.raises(PeerLostError) as caught:
         meeting.join(f"file://{tmp_path}/rendezvous", 1, 3, Deadline(60))
     assert str(caught.value) == (

@@ -90,6 +90,7 @@ def test_torchrun_starts_a_rank_per_shard(
 
 
 @pytest.mark.mp
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_name_panels_that_do_not_fit_and_train_with_others(
     cli: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

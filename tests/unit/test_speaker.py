@@ -15,6 +15,7 @@ from sparseloco.errors import ConfigError
 from sparseloco.reduce import MAX_WEIGHT
 from sparseloco.replica import Replica
 from sparseloco.transport import post_due, speaker
+from sparseloco.transport.torchft import ManagedGroup
 from sparseloco.types import Envelope
 from tests import toy
 
@@ -72,3 +73,14 @@ def test_a_group_without_gloo_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.warns(UserWarning, match="one replica alone"), pytest.raises(ConfigError) as error:
         speaker.Speaker(Loopback(1), group)
     assert str(error.value) == message
+
+
+def test_a_group_of_torchft_is_refused_at_once() -> None:
+    """Not at the first message, when the copies differ because one of them has taken over state."""
+    nothing: Any = None
+    with pytest.raises(ConfigError) as error:
+        speaker.Speaker(ManagedGroup(nothing, nothing, peer=0), nothing)
+    assert str(error.value) == (
+        "transport='ManagedGroup': must not take over state where one process speaks for several, since the others "
+        "would keep theirs; use ProcessGroup, or one process for each replica under torchft"
+    )

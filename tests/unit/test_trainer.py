@@ -228,7 +228,9 @@ def test_messages_in_flight_reach_the_last_anchor(data_config, dataset) -> None:
 
 @pytest.mark.mp
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
-def test_processes_train_to_the_same_bits(preset, data_config, dataset, monkeypatch, tmp_path) -> None:
+def test_processes_train_to_the_same_bits(preset, data_config, dataset, monkeypatch, tmp_path, request) -> None:
+    if preset == "diloco":  # the other one starts new interpreters
+        request.getfixturevalue("forked_workers")
     monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config, method = run_config(data_config, settings(), preset), algorithm(preset)
@@ -245,6 +247,7 @@ def test_processes_train_to_the_same_bits(preset, data_config, dataset, monkeypa
 
 
 @pytest.mark.mp
+@pytest.mark.usefixtures("forked_workers")
 def test_an_error_in_one_process_is_raised_here_and_ends_all(data_config, dataset, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
     config = run_config(data_config, settings(nonfinite="stop"))

@@ -100,6 +100,7 @@ def test_if_all_sit_out_the_run_ends_with_advice(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.mp
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_that_all_diverge_end_with_advice(data_config, dataset, monkeypatch, tmp_path) -> None:  # noqa: F811
     monkeypatch.setenv("SPARSELOCO_CACHE", str(tmp_path / "cache"))
     config = run_config(data_config, settings())
@@ -121,3 +122,20 @@ def test_a_run_resumes_in_the_midst_of_it(step: int, tmp_path: Path, monkeypatch
     runs.simulated(out, runs.config(), method, resume=runs.checkpoint_at(straight, step))
     assert runs.outcome(out) == runs.outcome(straight)
     assert [line["cause"] for line in runs.metrics(out) if line["kind"] == "abstained"] == ["train_loss"]
+
+
+def test_the_cause_of_a_peer_that_did_not_come_back_is_not_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peer 2 of three said at its time what was not finite; the two that resume have its empty message alone."""
+    before, out, method = tmp_path / "before", tmp_path / "out", runs.METHODS["sparseloco_delayed"]()
+    losses(monkeypatch, lambda call: call == 6)
+    with pytest.warns(UserWarning, match=r"^peer 2, round 0: train_loss is not finite"):
+        runs.simulated(before, runs.config(every=1, keep=runs.STEPS, workers=3), method)
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match=r"^(train.workers=2|peer 2)") as told:
+        runs.simulated(out, runs.config(), method, resume=runs.checkpoint_at(before, 5))
+    said = [str(each.message) for each in told if str(each.message).startswith("peer")]
+    assert said == ["peer 2, round 0: contributed nothing, for a cause that no peer here knows"]
+    (line,) = [line for line in runs.metrics(out) if line["kind"] == "abstained"]
+    assert (line["peer"], line["cause"]) == (2, None)

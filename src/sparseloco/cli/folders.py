@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from sparseloco.errors import ConfigError
@@ -16,6 +16,8 @@ from sparseloco.trainer import CHECKPOINTS
 COMPARISON = "comparison.json"
 LOCK = ".lock"
 """File in a run folder that the process which writes there holds."""
+_JOB = ".job"
+"""File with the name of the job of torchrun that began the run."""
 _RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json")
 _REPORT_FILES = ("report.html", "loss_over_tokens.png", "loss_over_bytes.png")
 _OF_A_RUN = {*_RUN_FILES, *_REPORT_FILES, CHECKPOINTS, MODEL_FOLDER, "tensorboard", "wandb"}
@@ -25,19 +27,10 @@ _LONGEST_NAME = 200
 
 def free_folder(*words: str) -> Path:
     """A folder below ``runs/`` that does not exist yet; words that repeat the one before are left out."""
-    return next(path for path in _folders(words) if not path.exists())
-
-
-def last_folder(*words: str) -> Path:
-    """The folder before that, which an earlier run was given; the first one if there is none."""
-    first, *others = [*itertools.takewhile(Path.exists, _folders(words))] or [next(_folders(words))]
-    return others[-1] if others else first
-
-
-def _folders(words: Sequence[str]) -> Iterator[Path]:
     name = "-".join(word for number, word in enumerate(words) if word != words[number - 1] or number == 0)
-    yield Path("runs") / name[:_LONGEST_NAME]
-    yield from (Path("runs") / f"{name[:_LONGEST_NAME]}-{number}" for number in itertools.count(2))
+    place = Path("runs") / name[:_LONGEST_NAME]
+    others = (place.with_name(f"{place.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([place], others) if not path.exists())
 
 
 def check_run_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -109,8 +102,22 @@ def is_run(folder: Path) -> bool:
         return False
 
 
-def start_run(folder: Path, config: str) -> None:
+def was_begun_by(folder: Path, job: str) -> bool:
+    """Whether a job of torchrun, by its name, began the run in a folder, so that a restart of that job resumes it.
+
+    A launcher that names no job is believed, since its run must not be replaced by its own restart.
+    """
+    place = folder / _JOB
+    return (place.read_text(encoding="utf-8") if place.is_file() else "") == job
+
+
+def start_run(folder: Path, config: str, job: str = "") -> None:
     """Make a folder that was checked, or remove what the run in it has left, and write the settings of a new one.
+
+    Args:
+        folder: Of the run.
+        config: Its settings.
+        job: Name of the job of torchrun that begins it.
 
     Raises:
         ConfigError: if it cannot be written.
@@ -121,9 +128,11 @@ def start_run(folder: Path, config: str) -> None:
         for name in (CHECKPOINTS, "tensorboard", *model):  # event files add up
             if (folder / name).is_dir():
                 shutil.rmtree(folder / name)
-        _remove(folder, ("summary.json", *_REPORT_FILES))
+        _remove(folder, (_JOB, "summary.json", *_REPORT_FILES))
         write_atomically(folder / "metrics.jsonl", "")
         write_atomically(folder / "config.toml", config)
+        if job:  # last, when nothing is left of the run before
+            write_atomically(folder / _JOB, job)
     except OSError as error:
         raise not_writable(folder, error) from error
 

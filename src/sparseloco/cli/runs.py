@@ -23,9 +23,9 @@ from sparseloco.cli.folders import (
     check_report_folder,
     check_run_folder,
     free_folder,
-    last_folder,
     start_comparison,
     start_run,
+    was_begun_by,
 )
 from sparseloco.cli.lock import check_not_held, only_writer
 from sparseloco.cli.screen import Screen
@@ -38,6 +38,7 @@ from sparseloco.launch import (
     as_rank,
     check_ranks_and_shards,
     is_torchrun,
+    job,
     launch_command,
     memory_errors,
     restarts,
@@ -93,11 +94,13 @@ def train_one(
     if is_torchrun():  # so that the run folder says what was used
         entry = msgspec.structs.replace(entry, config=as_rank(entry.config))
     if restarts():
-        resume, overwrite = True, False
+        resume = resume or was_begun_by(folder, job())
+        overwrite = overwrite and not resume  # it was meant for what was there before
         if writes:
             ranks = int(os.environ.get("WORLD_SIZE", "1"))
             came = f"{ranks} ranks" if ranks > 1 else "one rank, which holds all replicas"
-            screen.say(f"{entry.label}: restart {restarts()} by torchrun, with {came}, continues as --resume does")
+            goes_on = "continues as --resume does" if resume else "starts, since it had not come to that"
+            screen.say(f"{entry.label}: restart {restarts()} by torchrun, with {came}, {goes_on}")
     if writes:
         check_not_held(folder)
         check_run_folder(folder, resume=resume, overwrite=overwrite)
@@ -158,8 +161,17 @@ def train_all(
 
 
 def default_folder(*words: str) -> Path:
-    """Where a run goes that was given no folder: a new one, but that of the run before after a restart by torchrun."""
-    return last_folder(*words) if restarts() else free_folder(*words)
+    """Where a run goes that was given no folder: a new one.
+
+    Raises:
+        ConfigError: under torchrun.
+    """
+    if is_torchrun() or job():
+        raise ConfigError(
+            "--out: must be given under torchrun, since ranks that each look for a free folder may find several; "
+            "add --out runs/mine"
+        )
+    return free_folder(*words)
 
 
 def report_on(folders: Sequence[Path], out: Path) -> Done:
@@ -245,7 +257,7 @@ def _train(
             f"--resume: {str(folder)!r} holds a finished run without a checkpoint to go on from; choose another --out"
         )
     if found is None:
-        start_run(folder, to_toml(config))
+        start_run(folder, to_toml(config), job())
     else:
         check_identity(found, identity(config, dataset))
     if run is not train:

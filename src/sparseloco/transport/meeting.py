@@ -9,7 +9,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous as meet
 
-from sparseloco.errors import ConfigError, PeerLostError, SparseLocoError
+from sparseloco.errors import ConfigError, Interrupted, PeerLostError, SparseLocoError
 from sparseloco.transport.beats import Beats
 from sparseloco.transport.deadline import Deadline
 from sparseloco.transport.interface import choose_interface
 
 _PREFIX, _LOCK = "sparseloco-", "lock"
 _HERE = "127.0.0.1"
+_GLANCE_S = 0.05
+"""Time between two looks at whether all ranks have come."""
 _running: list[Beats] = []
 """Signs of life of this process; at most one."""
 
@@ -31,7 +34,14 @@ logger = logging.getLogger("sparseloco")
 
 
 @contextlib.contextmanager
-def joined_group(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interface: str = "") -> Iterator[None]:
+def joined_group(
+    rendezvous: str,
+    rank: int,
+    num_ranks: int,
+    deadline: Deadline,
+    interface: str = "",
+    stop: Callable[[], bool] | None = None,
+) -> Iterator[None]:
     """The default gloo group inside this block; its ranks give signs of life.
 
     Args:
@@ -40,11 +50,13 @@ def joined_group(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline,
         num_ranks: Processes of the group.
         deadline: How long they wait for each other.
         interface: Network interface; empty takes the one that leads to the rendezvous.
+        stop: Asked while ranks wait for each other; once true at one of them, all of them give up.
 
     Raises:
         PeerLostError: if a rank does not come, or a collective of PyTorch fails inside the block, as those of FSDP2.
+        Interrupted: if they gave up.
     """
-    join(rendezvous, rank, num_ranks, deadline, interface)
+    join(rendezvous, rank, num_ranks, deadline, interface, stop)
     beats = signs_of_life(deadline)
     try:
         try:
@@ -62,12 +74,20 @@ def joined_group(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline,
         dist.destroy_process_group()
 
 
-def join(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interface: str = "") -> None:
+def join(
+    rendezvous: str,
+    rank: int,
+    num_ranks: int,
+    deadline: Deadline,
+    interface: str = "",
+    stop: Callable[[], bool] | None = None,
+) -> None:
     """Make the default gloo group.
 
     Raises:
         ConfigError: if ``interface`` is not one of this machine.
         PeerLostError: if not all ranks come within the deadline.
+        Interrupted: if ``stop`` was true at one of them before all had come.
     """
     address = os.environ.get("MASTER_ADDR", _HERE) if rendezvous == "env://" else _HERE
     is_here = os.environ.get("LOCAL_WORLD_SIZE", str(num_ranks)) == str(num_ranks) or address == _HERE
@@ -79,12 +99,46 @@ def join(rendezvous: str, rank: int, num_ranks: int, deadline: Deadline, interfa
         # After a restart the store of torchrun still holds the addresses of the processes before.
         attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         own = dist.PrefixStore(attempt, store)  # pyright: ignore[reportPrivateImportUsage]
+        wait_for_all(own, num_ranks, deadline.collective_s, stop)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=num_ranks, timeout=patience)
+    except Interrupted:
+        raise
     except RuntimeError as error:  # the errors of gloo have no type of their own
         raise PeerLostError(
             f"peer {rank}=waited for {num_ranks} ranks to meet ({str(error).partition(chr(10))[0]}): must all come "
             f"within deadline_s={deadline.deadline_s:g}; look at what the others printed, or raise transport.deadline_s"
         ) from error
+
+
+def wait_for_all(store: Any, num_ranks: int, patience_s: float, stop: Callable[[], bool] | None = None) -> None:
+    """Return once as many ranks have called this.
+
+    Gloo would wait for them in one call that no signal interrupts. The first word in the store, that all have come or
+    that one was asked to stop, is the only one, so no rank goes on without another.
+
+    Args:
+        store: Shared by the ranks, and by nobody else.
+        num_ranks: How many must come.
+        patience_s: How long to wait for them.
+        stop: Whether this rank was asked to stop.
+
+    Raises:
+        Interrupted: at all ranks, if one was asked to stop first.
+        RuntimeError: if they do not come.
+    """
+    word, going, stopping = "meeting", "going", "stopping"
+    if store.add("arrived", 1) == num_ranks:
+        store.compare_set(word, "", going)
+    until = time.monotonic() + patience_s
+    while not store.check([word]):
+        if stop is not None and stop():
+            store.compare_set(word, "", stopping)
+        elif time.monotonic() > until:
+            raise RuntimeError(f"{store.add('arrived', 0)} came")
+        else:
+            time.sleep(_GLANCE_S)
+    if store.get(word).decode() != going:
+        raise Interrupted(f"stopped before all {num_ranks} ranks had met, with nothing trained")
 
 
 def signs_of_life(deadline: Deadline | None = None) -> Beats:

@@ -22,6 +22,7 @@ from sparseloco.replica import Replica
 from sparseloco.sharding import Shards
 from sparseloco.transport.base import Traffic, Transport
 from sparseloco.transport.meeting import signs_of_life
+from sparseloco.transport.torchft import ManagedGroup
 from sparseloco.types import Envelope, Key, PartSpec
 
 _COUNT = struct.Struct("<I")
@@ -41,13 +42,18 @@ class Speaker:
             speaks. For HSDP ``mesh.get_group("replicate")``, for DDP its process group.
 
     Raises:
-        ConfigError: if the group has no gloo.
+        ConfigError: if the group has no gloo, or the transport is one of torchft.
 
     Example:
         ``Speaker(ProcessGroup(mesh.get_group("peers")), mesh.get_group("replicate"))``
     """
 
     def __init__(self, transport: Transport, copies: dist.ProcessGroup) -> None:
+        if isinstance(transport, ManagedGroup):
+            raise ConfigError(
+                "transport='ManagedGroup': must not take over state where one process speaks for several, since the "
+                "others would keep theirs; use ProcessGroup, or one process for each replica under torchft"
+            )
         if "gloo" not in (backends := str(dist.get_backend_config(copies))):
             raise ConfigError(
                 f"copies={backends!r}: must be a group with gloo, since messages lie in main memory; make the mesh or "
