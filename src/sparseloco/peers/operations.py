@@ -114,7 +114,8 @@ class Tell:
     """Something to log and to show. Outcome: ``Done``.
 
     Attributes:
-        kind: A word for machines: "skipped", "deadline", "no-quorum", "cannot-write", "waiting", "closed", "clipped".
+        kind: A word for machines: "skipped", "deadline", "no-quorum", "cannot-write", "waiting", "closed", "clipped",
+            "voided".
         round: The round.
         fragment: The fragment.
         text: One sentence; names from peers in it are hex digits or escaped.
