@@ -36,10 +36,12 @@ def keep_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
         (Rules(), Budget(), 19_000),
         (Rules(), Budget(crashes=1), 130_000),
         (Rules(writers=(0,)), Budget(faults=1), 100_000),
+        (Rules(min_peers=3, no_quorum="wait", changes=({"policy.min_peers": 2},)), Budget(), 126_000),
+        pytest.param(Rules(writers=(0,), changes=({"void": 0},)), Budget(), 620_000, marks=pytest.mark.slow),
         pytest.param(Rules(), Budget(faults=1), 700_000, marks=pytest.mark.slow),
         pytest.param(Rules(writers=(0, 1)), Budget(garbage=1), 290_000, marks=pytest.mark.slow),
     ],
-    ids=["calm", "a crash", "a fault, one writer", "a fault", "rubbish"],
+    ids=["calm", "a crash", "a fault, one writer", "an owner that helps", "a void", "a fault", "rubbish"],
 )
 def test_every_interleaving_of_a_round(rules: Rules, budget: Budget, num_worlds: int) -> None:
     """All of them, and from each of the worlds peers get on (C-40: two writers never make two runs of one)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,6 +107,24 @@ def test_outer_learning_rates_are_those_of_the_step_that_was_missed() -> None:
         peer.settle(mail)
     replay_until(joiner, 12, mail)
     assert joiner.replica.digest() == peer.replica.digest()
+
+
+@pytest.mark.parametrize("row", ["diloco", "buffers", "ddp"])
+def test_the_outer_rate_of_a_fragment_is_set_and_taken_back(row: str) -> None:
+    """Momentum stays; synced buffers are averaged as before, and torch's optimizers have no such rate."""
+    replica = make(row, 0).replica
+    before = [lane.outer for lane in replica.lanes]
+    for fragment in range(len(replica.lanes)):
+        rejoin.set_outer_lr(replica, fragment, 0.25)
+    now = [lane.outer for lane in replica.lanes]
+    if row == "ddp":
+        assert now == before
+    else:
+        assert now == [replace(before[0], lr=0.25), *before[1:]]
+    assert replica.fingerprint == make(row, 0).replica.fingerprint
+    for fragment in range(len(replica.lanes)):
+        rejoin.set_outer_lr(replica, fragment, None)
+    assert [lane.outer for lane in replica.lanes] == before
 
 
 def test_a_message_in_flight_survives_and_is_credited_or_not() -> None:
