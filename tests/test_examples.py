@@ -1,4 +1,4 @@
-"""Examples that run as they are printed (C-71): each as a process of its own."""
+"""Examples that run as they are printed (C-71): each as processes of its own, new interpreters or forks."""
 
 from __future__ import annotations
 

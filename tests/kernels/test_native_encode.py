@@ -339,17 +339,31 @@ def test_a_set_must_exist() -> None:
     assert str(caught.value) == "SPARSELOCO_ISA='mmx': must be one of scalar, avx2, avx512; unset it to choose"
 
 
-def in_process(**variables: str) -> subprocess.CompletedProcess[str]:
-    """What a fresh process prints about its kernels."""
-    program = "from sparseloco.kernels import native; print(native.available(), native.instruction_set())"
-    environment = {**os.environ, **variables}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+def in_forks(*variables: str) -> list[str]:
+    """What processes print about their kernels that get at them with a variable each, forked where torch is loaded."""
+    program = (
+        "import os, sys, torch\n"
+        "os.dup2(1, 2)\n"
+        "for given in sys.argv[1:]:\n"
+        "    if not os.fork():\n"
+        "        os.environ.update([given.split('=')])\n"
+        "        from sparseloco.kernels import native\n"
+        "        print(native.available(), native.instruction_set())\n"
+        "        sys.exit()\n"
+        "    os.wait()\n"
+        "    print('---', flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, *variables]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    return ended.stdout.split("---\n")[:-1]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each variable is tried in a fork")
 def test_the_environment_chooses() -> None:
-    assert in_process(SPARSELOCO_ISA="scalar").stdout == "True scalar\n"
-    assert in_process(SPARSELOCO_KERNELS="torch").stdout.startswith("False ")
-    wrong = in_process(SPARSELOCO_ISA="sse9").stderr
-    assert "SPARSELOCO_ISA='sse9': must be one of scalar, avx2, avx512; unset it to choose" in wrong
-    wrong = in_process(SPARSELOCO_KERNELS="Torch").stderr
-    assert "SPARSELOCO_KERNELS='Torch': must be torch or triton; unset it to use the native kernels" in wrong
+    scalar, torch_alone, no_set, no_kernels = in_forks(
+        "SPARSELOCO_ISA=scalar", "SPARSELOCO_KERNELS=torch", "SPARSELOCO_ISA=sse9", "SPARSELOCO_KERNELS=Torch"
+    )
+    assert scalar == "True scalar\n"
+    assert torch_alone.startswith("False ")
+    assert "SPARSELOCO_ISA='sse9': must be one of scalar, avx2, avx512; unset it to choose" in no_set
+    assert "SPARSELOCO_KERNELS='Torch': must be torch or triton; unset it to use the native kernels" in no_kernels
