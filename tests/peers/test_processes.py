@@ -44,9 +44,10 @@ def processes() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> tuple[str, dict[str, str]]:
-    if kind == "directory":
-        return str(folder / "run"), {}
+@pytest.fixture(params=["directory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
+    if request.param == "directory":
+        return str(tmp_path / "run"), {}
     environment = {
         "AWS_ENDPOINT_URL": request.getfixturevalue("moto_url"),
         "AWS_REGION": "us-east-1",
@@ -59,18 +60,12 @@ def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> tuple[str,
 
 @pytest.mark.mp
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("row", "kind"),
-    [("sparseloco", "directory"), ("diloco", "directory"), ("streaming_diloco", "directory"), ("sparseloco", "s3")],
-)
+@pytest.mark.parametrize("row", ["sparseloco", "diloco", "streaming_diloco"])
 def test_four_processes_and_twenty_rounds_equal_one_process(
-    row: str, kind: str, processes: ProcessPoolExecutor, request: pytest.FixtureRequest, tmp_path: Path
+    row: str, place: tuple[str, dict[str, str]], processes: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
-    """C-12, C-40: one store is the single truth, and every peer has every bit of it.
-
-    Each method over a bucket is in test_object_store.py.
-    """
-    url, environment = place(kind, request, tmp_path)
+    """C-12, C-40: one store is the single truth, and every peer has every bit of it."""
+    url, environment = place
     jobs = [
         processes.submit(one_peer, url, str(tmp_path / f"{number}"), row, number, environment)
         for number in range(PEERS)
