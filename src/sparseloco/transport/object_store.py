@@ -356,7 +356,9 @@ class ObjectStore:
             number = lane.round
             if self._sighted.get(fragment, (-1, 0.0))[0] == number:
                 continue
-            for entry in listed(self.store, paths.round_prefix(number, fragment), share=PER_PEER):
+            for entry in listed(
+                self.store, paths.round_prefix(number, fragment), share=PER_PEER, known=self._heart.live()
+            ):
                 with contextlib.suppress(WireError):
                     place = paths.parse(entry.path)
                     if not isinstance(place, paths.Frame) or place.peer == self.peer_id:
