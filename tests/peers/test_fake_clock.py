@@ -52,6 +52,12 @@ def beat(peers: list[Peer]) -> None:
         peer.transport._heart.look()
 
 
+def gather(peers: list[Peer]) -> None:
+    """All join before any of them trains, and know of all, so that no round closes without one of them."""
+    together(*[peer.arrive for peer in peers])
+    beat(peers)
+
+
 def is_open(store: Store, number: int) -> bool:
     return not any("manifest-" in entry.path for entry in store.list(f"rounds/{number:08}"))
 
@@ -67,8 +73,8 @@ def test_a_silent_peer_is_waited_for_until_its_lease_runs_out_and_no_longer(tmp_
     watched, clock = Watched(open_store("memory://")), Clock()
     peers = crowd(tmp_path, watched, clock)
     try:
+        gather(peers)
         train_all(peers, 5)
-        beat(peers)
         silent = peers.pop()
         silent.transport._heart.stop()
 
@@ -98,8 +104,8 @@ def test_a_lease_that_is_put_again_is_waited_for_again(tmp_path: Path) -> None:
     watched, clock = Watched(open_store("memory://")), Clock()
     peers = crowd(tmp_path, watched, clock)
     try:
+        gather(peers)
         train_all(peers, 5)
-        beat(peers)
         cut_off = peers.pop()
         cut_off.transport._heart.stop()
         clock.now += LEASE_S + 1.0
@@ -122,8 +128,8 @@ def test_what_retention_leaves_is_what_somebody_who_was_away_needs(tmp_path: Pat
     store, clock = open_store("memory://"), Clock()
     peers = crowd(tmp_path, store, clock, anchor_every=2)
     try:
+        gather(peers)
         train_all(peers, 9)
-        beat(peers)
         away = peers.pop()
         away.transport._heart.stop()
         together(lambda: train_all(peers, 53), lambda: miss(peers, 53, clock))
@@ -160,8 +166,8 @@ def test_whoever_was_away_too_long_leaps_to_an_anchor(row: str, tmp_path: Path) 
     ]
     away = peers.pop()
     try:
+        gather([*peers, away])
         train_all([*peers, away], 9)
-        beat([*peers, away])
         away.transport._heart.stop()
         together(lambda: train_all(peers, 45), lambda: miss(peers, 45, clock))
         fragments = range(len(away.replica.lanes))

@@ -372,8 +372,8 @@ class ObjectStore:
             number = lane.round
             if self._sighted.get(fragment, (-1, 0.0))[0] == number:
                 continue
-            policy = member.policy(fragment)
-            for entry in listed(self.store, paths.round_prefix(number, fragment), share=PER_PEER):
+            policy, here = member.policy(fragment), paths.round_prefix(number, fragment)
+            for entry in listed(self.store, here, share=PER_PEER, known=self._heart.live()):
                 with contextlib.suppress(WireError):
                     place = paths.parse(entry.path)
                     if not isinstance(place, paths.Frame) or place.peer == self.peer_id:
