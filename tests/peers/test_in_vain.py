@@ -104,7 +104,7 @@ def test_peers_of_a_store_are_called_by_their_id() -> None:
         warnings.simplefilter("always")
         note_absences(world, Books([[]]), log, config)  # pyright: ignore[reportArgumentType]
     assert [str(one.message) for one in caught] == [
-        f"peer {name}, round 3: contributed nothing, since something was not finite" for name in (other[:8], 7)
+        f"peer {name}, round 3: contributed nothing, for a cause that no peer here knows" for name in (other[:8], 7)
     ]
     assert [one["peer"] for one in written] == [other[:8], 7]
 
