@@ -44,6 +44,7 @@ from sparseloco.settings import RunConfig, to_table
 from sparseloco.types import Key
 
 _TOKENIZER_LIMIT = 2**26
+_WRITERS = "policy.writers"
 _ONE = ("workers", "shards", "processes")
 """Keys of ``[train]`` that say how many: a peer is one process with one whole model."""
 _PEERS_OWN = {
@@ -240,7 +241,17 @@ def amend_run(url: str, owner: Identity, round_: int, changes: Sequence[str]) ->
 
 
 def changes_of(words: Sequence[str]) -> dict[str, Any]:
-    """Values by dotted name, from ``section.key=value``."""
+    """Values by dotted name, from ``section.key=value``.
+
+    Raises:
+        ConfigError: naming what is not of that form.
+    """
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not equals or "." not in name.strip("."):
+            raise ConfigError(
+                f"{word!r}: must be KEY=VALUE with a key of the rules; write, for example, policy.min_peers=2"
+            )
     table = parse_table("", words)
     return {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
 
@@ -276,11 +287,15 @@ def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, b
         owner: Its owner.
         key: Round and fragment.
         changes: Further changes, which hold for the manifest that takes the place of the one that is voided.
-        bar_writer: Whoever wrote that one may write none any more.
+        bar_writer: Whoever wrote that one may write none any more, also if ``changes`` name it.
 
     Raises:
-        ConfigError: if there is no such manifest, its writer is on no list, or as in ``amend_run``.
+        ConfigError: if there is no such manifest, nobody else is named as a writer, or as in ``amend_run``.
     """
+    for name, value, most in (("round", key.round, paths.MAX_ROUND), ("fragment", key.fragment, paths.MAX_FRAGMENT)):
+        if not 0 <= value <= most:
+            raise ConfigError(f"--{name} {value}: must be from 0 to {most}; look with `sparseloco status`")
+    reach(url)
     store = Patient(open_store(url))
     run = read_run_of(store, url)
     read = reader_of(store)
@@ -301,19 +316,21 @@ def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, b
         )
     values: dict[str, Any] = {VOID: key.fragment, **changes_of(changes)}
     if bar_writer:
-        values["policy.writers"] = _without(run_at(run, known, paths.MAX_ROUND).policy, manifest.writer)
+        policy = run_at(run, known, paths.MAX_ROUND).policy
+        named = values.get(_WRITERS, policy.writers or policy.members)
+        values[_WRITERS] = _without(named, manifest.writer) if isinstance(named, list | tuple) else named
     return Voided(put_amendment(store, run, owner, key.round, values), manifest)
 
 
-def _without(policy: Policy, writer: str) -> list[str]:
+def _without(keys: Sequence[str], writer: str) -> list[str]:
     """Those who may write manifests but for one."""
-    keys = [key for key in policy.writers or policy.members if key != writer]
-    if not keys:
+    others = [key for key in keys if key != writer]
+    if not others:
         raise ConfigError(
-            f"--bar-writer: must leave a writer, and the policy names none but {writer}; name those who may write with "
-            "policy.writers='[...]'"
+            f"--bar-writer: must leave a writer, but nobody besides {writer} is named as one; name those who may write "
+            "in the same command, with policy.writers='[\"KEY\", ...]'"
         )
-    return keys
+    return others
 
 
 def told(amendment: Amendment) -> str:
