@@ -77,18 +77,18 @@ def sign(run: RunFile, store: Store, n: int, round: int, **changes: object) -> N
     store.create(str(paths.Amend(n)), canonical.encode(one.signed(OWNER)))
 
 
-def in_one_process(row: str, steps: int, *, peers: int = 2) -> Cohort:
-    """The same training, with another rate from round ``FROM`` of each fragment on."""
+def in_one_process(row: str, steps: int, *, first: int = FROM) -> Cohort:
+    """The same training, with another rate from round ``first`` of each fragment on."""
     algorithm = ROWS[row]()
-    cohort = Cohort(toy.net(), algorithm, peers)
+    cohort = Cohort(toy.net(), algorithm, 2)
     for step in range(1, steps + 1):
-        for peer in range(peers):
+        for peer in range(2):
             with cohort.turn(peer):
                 toy.loss_of(cohort.model, toy.batch(step, peer)).backward()
                 cohort.advance(peer)
         for replica in cohort.replicas:
             for fragment, lane in enumerate(replica.lanes):
-                if algorithm.schedule.num_collected(step, fragment) > FROM:
+                if algorithm.schedule.num_collected(step, fragment) > first:
                     lane.outer = replace(algorithm.outer, lr=RATE)
         cohort.settle()
     return cohort
@@ -114,7 +114,8 @@ def test_an_amended_outer_rate_is_that_of_one_process(row: str, tmp_path: Path) 
         for peer in peers:
             assert_equal(peer, cohort)
             assert peer.replica.fingerprint == run.fingerprint == ROWS[row]().fingerprint(peer.replica.table)
-        assert cohort.replicas[0].digest() != Cohort(toy.net(), ROWS[row](), 2).replicas[0].digest()
+        unchanged = in_one_process(row, STEPS, first=STEPS)
+        assert cohort.replicas[0].digest() != unchanged.replicas[0].digest()
         late.transport.connect(late.replica)
         assert_equal(late, in_one_process(row, late.replica.step))
     finally:
