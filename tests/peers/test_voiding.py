@@ -204,3 +204,18 @@ def test_the_command_that_bars_a_writer_may_name_the_others(tmp_path: Path, cli:
     keys = json.dumps(sorted([peer.me.public, HOSTILE.public]))
     made = json.loads(scene.void(0, "--bar-writer", f"policy.writers={keys}", "--json"))
     assert made["changes"] == {"void": 0, "policy.writers": [HOSTILE.public]}
+
+
+def test_what_is_given_up_when_a_peer_starts_over(tmp_path: Path, cli: Call) -> None:
+    """What it has not sent, and which rounds it may remove: both may follow from what is void."""
+    peer = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0).comes(0)
+    peer.train(21)
+    peer.transport.leave()  # after what is written in the background
+    member = peer.transport._member
+    assert member is not None
+    assert member.retention.oldest_kept(0) > 0
+    assert peer.replica.residual_norm() > 0
+    member.forget()
+    assert member.retention.oldest_kept(0) == 0
+    assert peer.replica.residual_norm() == 0
+    assert (peer.replica.step, peer.replica.in_flight()) == (0, [])
