@@ -150,15 +150,16 @@ class Bucket:
         found: list[Listed] = []
         looked, last = 0, ""
         for path, entry in self._entries(folder, after, min(limit, PAGE)):
-            if path <= last:
+            is_path = entry is not None and _is_path(path)
+            if is_path and path <= last:
                 raise StoreError(
                     f"{_named('list', folder)}: the store lists out of order; use one that sorts by name, as S3 does"
                 )
-            last = path
+            last = max(path, last)  # stores may sort other names than ours otherwise
             if path <= after:
                 continue  # some stores ignore where to start
             looked += _ODD_FOLDER if entry is None else 1
-            if entry is not None and _is_path(path):
+            if entry is not None and is_path:
                 time = entry["last_modified"].timestamp()
                 found.append(Listed(path, entry["size"], entry["e_tag"] or "", time))
             if looked >= limit:
