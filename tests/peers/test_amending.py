@@ -192,7 +192,7 @@ def test_an_amendment_that_nobody_would_read_is_not_written(tmp_path: Path, cli:
     assert not store.list("amend")
     assert not amended(f"policy.writers={json.dumps(keys[:230])}")
     store.create(str(paths.Amend(1)), b"a stranger's")
-    assert "error: amend/00000001.json: must be free, but what is there is no amendment" in amended("policy.min_peers=1")
+    assert "amend/00000001.json: must be free, but what is there is no amendment" in amended("policy.min_peers=1")
 
 
 @pytest.mark.parametrize("verb", ["amend", "void"])

@@ -340,13 +340,12 @@ def test_names_behind_all_letters_of_ours_break_no_listing_that_goes_folder_by_f
     store = open_moto("s3://bucket/behind")
     mine = str(paths.Frame(0, 0, "f" * 32, 0, "ab" * 32))
     store.put(mine, b"x")
-    for name in (f"{FULL}/%7Ea", f"{FULL}/%C3%A9", f"{'1' * 32}//b"):
+    for name in (f"{FULL}/%7Ea", f"{FULL}/%C3%A9", f"{'1' * 32}//b", f"{'1' * 32}0"):
         place = f"{moto_url}/bucket/behind/rounds/00000000/0000/{name}"
         with urllib.request.urlopen(urllib.request.Request(place, data=b"x", method="PUT"), timeout=60):
             pass
     assert drive(store) == [mine]
-    assert [entry.path for entry in store.page("", limit=1).entries] in ([], [mine])
-    assert [entry.path for entry in store.list("")] == [mine]
+    assert [entry.path for entry in store.list("")] == [f"rounds/00000000/0000/{'1' * 32}0", mine]
 
 
 def test_who_shuts_a_folder_of_a_directory_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
