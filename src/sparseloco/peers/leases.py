@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from typing import Literal
 
 import msgspec
@@ -145,8 +145,8 @@ class Heart:
         for thread in self._threads:
             thread.start()
 
-    def live(self) -> frozenset[str]:
-        """Peers whose lease holds now."""
+    def live(self) -> KeysView[str]:
+        """Peers whose lease holds now, those first that are known longest."""
         with self._lock:
             return self._leases.live(self._clock())
 
