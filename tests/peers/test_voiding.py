@@ -184,6 +184,11 @@ def test_what_can_be_voided(tmp_path: Path, cli: Call) -> None:
     peer.me.save(tmp_path / "a.key")
     assert "--key: is that of" in refused("--round", "0", key=str(tmp_path / "a.key"))
     assert not scene.store.list("amend")
+    for attempt in range(80):
+        scene.store.create(str(paths.Manifest(1, 0, attempt)), b"rubbish, as a writer may lay before its manifest")
+    scene.hostile(peer, Key(1, 0), attempt=80)
+    assert json.loads(scene.void(1, "--json"))["manifest"]["attempt"] == 80
+    scene.store.delete(str(paths.Amend(0)))
     keys = sorted([peer.me.public, HOSTILE.public])
     cli("run", "amend", url, "--key", key, f"policy.writers={json.dumps(keys)}")
     made = json.loads(scene.void(0, "--bar-writer", "--json"))

@@ -27,6 +27,7 @@ from sparseloco.peers.member import tensor_table
 from sparseloco.peers.patience import Patient
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.run_file import (
+    AMENDMENT_LIMIT,
     NEXT_ROUND,
     RUN_LIMIT,
     VOID,
@@ -260,7 +261,7 @@ def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, ch
     """Sign the next amendment of a run, and put it.
 
     Raises:
-        ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
+        ConfigError: if a change cannot be amended, breaks a rule, is too long, or the key is not the owner's.
     """
     if owner.public != run.owner:
         raise ConfigError(f"--key: is that of {owner.public}, but run {run.run} is owned by {run.owner}; name its key")
@@ -268,7 +269,19 @@ def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, ch
     amendment = Amendment(run=run.run, n=len(known), round=round_, changes=dict(changes))
     apply_amendment(run_at(run, known, paths.MAX_ROUND), amendment)
     amendment = amendment.signed(owner)
-    store.create(str(paths.Amend(amendment.n)), canonical.encode(amendment))
+    data, place = canonical.encode(amendment), str(paths.Amend(amendment.n))
+    if len(data) > AMENDMENT_LIMIT:  # nobody would read it, nor any after it
+        raise ConfigError(
+            f"changes={len(data)} bytes: must have at most {AMENDMENT_LIMIT} with their signature; name fewer keys, or "
+            "start another run"
+        )
+    try:
+        store.create(place, data)
+    except AlreadyExists:
+        raise ConfigError(
+            f"{place}: must be free, but what is there is no amendment by this run's owner, or one that came this "
+            "moment; look at it, remove it if a stranger wrote it, and try again"
+        ) from None
     return amendment
 
 
@@ -292,16 +305,19 @@ def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, b
     Raises:
         ConfigError: if there is no such manifest, nobody else is named as a writer, or as in ``amend_run``.
     """
+<<<<<<< HEAD
     for name, value, most in (("round", key.round, paths.MAX_ROUND), ("fragment", key.fragment, paths.MAX_FRAGMENT)):
         if not 0 <= value <= most:
             raise ConfigError(f"--{name} {value}: must be from 0 to {most}; look with `sparseloco status`")
+=======
+>>>>>>> rev-hostile
     reach(url)
     store = Patient(open_store(url))
     run = read_run_of(store, url)
     read = reader_of(store)
     known = known_amendments(read, run)
     start = History(run=run, round=0, fragment=key.fragment, digest="", voids=voids_of(known))
-    found = claim_at(read, start, key.round)
+    found = claim_at(read, start, key.round, attempts=paths.MAX_ATTEMPT + 1)  # also behind a heap of rubbish
     if found is None:
         raise ConfigError(
             f"--round {key.round} --fragment {key.fragment}: must have a manifest that counts, and there is none; look "
