@@ -102,6 +102,30 @@ def test_peers_that_wait_for_a_frame_that_is_nowhere_go_on_once_it_is_voided(tmp
     assert not [entry for entry in scene.store.list("rounds/00000002") if "want-" in entry.path]
 
 
+@pytest.mark.parametrize("row", ["sparseloco", "streaming_diloco"])
+def test_a_peer_that_catches_up_is_there_when_the_round_is_closed_anew(row: str, tmp_path: Path, cli: Call) -> None:
+    """It has not posted in the voided round, which needs it: so it takes part, and does not wait for the others."""
+    scene = Scene(tmp_path, cli, row)
+    first, second = scene.comes(0), scene.comes(1)
+    try:
+        train_all([first, second], 9)
+        second.transport.leave()
+        scene.hostile(first, Key(2, 0), entries=ghosts())
+        second = scene.comes(1)
+
+        def help() -> None:
+            wait_until(lambda: all(any(GHOST[:8] in one.text for one in peer.said) for peer in (first, second)))
+            keys = ",".join(f'"{key}"' for key in sorted([first.me.public, second.me.public]))
+            scene.void(2, f"policy.writers=[{keys}]")
+
+        together(lambda: first.train(17), lambda: second.train(17), help)
+    finally:
+        first.transport.leave()
+        second.transport.leave()
+    assert first.replica.digest() == second.replica.digest()
+    assert len(scene.manifest(2, 1).entries) == 2
+
+
 @pytest.mark.parametrize("how", ["lives", "comes again", "comes again from a checkpoint"])
 def test_a_peer_that_has_applied_it_starts_over_from_an_anchor(how: str, tmp_path: Path, cli: Call) -> None:
     """Its chain counts for nobody, and neither do the anchors of it: one that joins later takes the other."""
