@@ -183,6 +183,23 @@ def test_all_fragments_start_over_together(tmp_path: Path, cli: Call) -> None:
     assert [scene.manifest(number, 1, 1).amendments for number in (2, 3, 4)] == [1, 1, 1]
 
 
+def test_a_round_before_the_anchors_is_not_voided_by_mistake(tmp_path: Path, cli: Call) -> None:
+    """Nobody could start over: frames and anchors of that time are removed."""
+    scene = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0)
+    url, key = str(tmp_path / "run"), str(tmp_path / "owner.key")
+    peer = scene.comes(0)
+    peer.train(29)
+    wait_until(lambda: {4, 6} <= {place.round for place in anchors.listed(scene.store)})
+    peer.transport.leave()
+    for number in (0, 3):
+        ended = cli("run", "void", url, "--key", key, "--round", str(number))
+        assert ended.code == 2
+        assert f"--round {number}: must be 4 or later, since peers that have applied it start over from an" in ended.err
+    assert not scene.store.list("amend")
+    scene.void(4)
+    scene.void(3, "--force")
+
+
 def test_what_can_be_voided(tmp_path: Path, cli: Call) -> None:
     scene = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0)
     url, key = str(tmp_path / "run"), str(tmp_path / "owner.key")
