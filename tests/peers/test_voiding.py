@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sparseloco.errors import Interrupted
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.manifest import Entry, Manifest, seal
 from sparseloco.peers.run_file import RunFile
@@ -181,6 +182,22 @@ def test_all_fragments_start_over_together(tmp_path: Path, cli: Call) -> None:
         peer.transport.leave()
     assert [tell.fragment for tell in peer.said if tell.kind == "voided"] == [1]
     assert [scene.manifest(number, 1, 1).amendments for number in (2, 3, 4)] == [1, 1, 1]
+
+
+def test_a_peer_that_catches_up_and_cannot_go_on_heeds_a_signal(tmp_path: Path, cli: Call) -> None:
+    """C-49: also while it waits for a frame that is nowhere, at the first signal."""
+    scene = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0)
+    peer = scene.comes(0)
+    peer.train(9)
+    scene.hostile(peer, Key(2, 0), entries=ghosts())
+    joiner = scene.comes(1)
+    joiner.transport._stop = lambda: True
+    try:
+        with pytest.raises(Interrupted, match=r"^left while it was catching up; nothing is lost$"):
+            joiner.train(13)
+    finally:
+        peer.transport.leave()
+        joiner.transport.leave()
 
 
 def test_a_round_before_the_anchors_is_not_voided_by_mistake(tmp_path: Path, cli: Call) -> None:
