@@ -163,7 +163,7 @@ class _Run:
         self._catch_up()
         if books.validation is None:
             self._evaluate()
-        while books.step < steps:
+        while not self._is_done():
             books.next_step(self.settings)
             step = books.step
             enter(f"step {step}")
@@ -172,13 +172,15 @@ class _Run:
             if step % self.settings.log_every == 0 or step == steps:
                 self._log_step(step)
             self._settle()
+            if self.first.step != step:  # a peer that started over, or was moved on, goes on from there
+                self._catch_up()
+                continue
             if step % self.settings.evaluate_every == 0 and step != steps:
                 self._evaluate()
             self._report(step, train_loss)
             if step != steps:
                 self._pause(step)
                 self._catch_up()
-        self._drain()
         if self.keeper is not None:
             with phase(f"save step {steps}"):
                 self.keeper.save(books, self.log)
@@ -186,10 +188,21 @@ class _Run:
         self._evaluate()
         self._report(steps, train_loss)  # again, for the last evaluation
 
+    def _is_done(self) -> bool:
+        """Whether all steps are made and settled; settling the last may show that a peer has to start over."""
+        steps = self.settings.steps
+        if self.books.step == steps == self.first.step:
+            self._drain()
+        if self.books.step >= steps > self.first.step:
+            self._catch_up()
+        return self.books.step >= steps
+
     def _catch_up(self) -> None:
         """Where peers go on without one that is late or new, take the step from them."""
         step = self.world.catch_up()
         if step != self.books.step:
+            if self.keeper is not None and step < self.books.step:
+                self.keeper.saved_step = None  # what was saved is of a past that the run has left
             self.books.move_to(step)
             self.meter.skip()
             self.books.skipped_bytes = self.meter.skipped_bytes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sparseloco.checkpoint import CheckpointFolder
-from sparseloco.cli.peer_runs import config_of, create_run
+from sparseloco.cli.peer_runs import config_of, create_run, void_round
 from sparseloco.config import build_algorithm
 from sparseloco.data import Sampler, open_dataset, open_tokenizer
 from sparseloco.errors import Interrupted
@@ -34,6 +34,7 @@ from sparseloco.schedule import value_at
 from sparseloco.trainer import train
 from sparseloco.transport import object_store
 from sparseloco.transport.object_store import ObjectStore
+from sparseloco.types import Key
 from tests.peers.joins import prepare
 from tests.peers.runs import identity
 
@@ -135,6 +136,27 @@ def test_it_leaves_at_the_next_round_border_however_short_a_round_is(
         made.train(identity(1), tmp_path / "a", stop=stop, each=each)
     (peer,) = Viewer(open_store(made.url)).look().peers
     assert (peer.state, peer.rounds) == ("left", 2)
+
+
+def test_a_peer_that_starts_over_in_its_last_round_goes_on_to_the_end(
+    scene: Callable[..., Scene], tmp_path: Path
+) -> None:
+    """The owner voids a round that it has applied: it ends with the state of all others, not with an older one."""
+    made = scene("run")
+
+    def void(world: Joined, status: Status) -> None:
+        if status.step == STEPS - 1 and not list(Path(made.url).glob("amend/*")):
+            while not list(Path(made.url).glob("anchors/00000006/*/*")):
+                time.sleep(0.01)
+            void_round(made.url, identity(9), Key(7, 0), [], bar_writer=False)
+            world.transport._beat()
+
+    summary = made.train(identity(1), tmp_path / "a", each=void)
+    assert "voided" in {tell.kind for tell in made.told}
+    assert summary["rounds"] == STEPS // 2
+    assert summary["digest"] == made.train(identity(2), tmp_path / "b")["digest"]
+    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert (lines[-1]["step"], lines[-1]["round"]) == (STEPS, STEPS // 2)
 
 
 def test_a_late_peer_begins_gently(scene: Callable[..., Scene], tmp_path: Path) -> None:

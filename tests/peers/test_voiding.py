@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sparseloco.errors import Interrupted
 from sparseloco.peers import anchors, canonical, paths
 from sparseloco.peers.manifest import Entry, Manifest, seal
 from sparseloco.peers.run_file import RunFile
@@ -102,6 +103,30 @@ def test_peers_that_wait_for_a_frame_that_is_nowhere_go_on_once_it_is_voided(tmp
     assert not [entry for entry in scene.store.list("rounds/00000002") if "want-" in entry.path]
 
 
+@pytest.mark.parametrize("row", ["sparseloco", "streaming_diloco"])
+def test_a_peer_that_catches_up_is_there_when_the_round_is_closed_anew(row: str, tmp_path: Path, cli: Call) -> None:
+    """It has not posted in the voided round, which needs it: so it takes part, and does not wait for the others."""
+    scene = Scene(tmp_path, cli, row)
+    first, second = scene.comes(0), scene.comes(1)
+    try:
+        train_all([first, second], 9)
+        second.transport.leave()
+        scene.hostile(first, Key(2, 0), entries=ghosts())
+        second = scene.comes(1)
+
+        def help() -> None:
+            wait_until(lambda: all(any(GHOST[:8] in one.text for one in peer.said) for peer in (first, second)))
+            keys = ",".join(f'"{key}"' for key in sorted([first.me.public, second.me.public]))
+            scene.void(2, f"policy.writers=[{keys}]")
+
+        together(lambda: first.train(17), lambda: second.train(17), help)
+    finally:
+        first.transport.leave()
+        second.transport.leave()
+    assert first.replica.digest() == second.replica.digest()
+    assert len(scene.manifest(2, 1).entries) == 2
+
+
 @pytest.mark.parametrize("how", ["lives", "comes again", "comes again from a checkpoint"])
 def test_a_peer_that_has_applied_it_starts_over_from_an_anchor(how: str, tmp_path: Path, cli: Call) -> None:
     """Its chain counts for nobody, and neither do the anchors of it: one that joins later takes the other."""
@@ -157,6 +182,39 @@ def test_all_fragments_start_over_together(tmp_path: Path, cli: Call) -> None:
         peer.transport.leave()
     assert [tell.fragment for tell in peer.said if tell.kind == "voided"] == [1]
     assert [scene.manifest(number, 1, 1).amendments for number in (2, 3, 4)] == [1, 1, 1]
+
+
+def test_a_peer_that_catches_up_and_cannot_go_on_heeds_a_signal(tmp_path: Path, cli: Call) -> None:
+    """C-49: also while it waits for a frame that is nowhere, at the first signal."""
+    scene = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0)
+    peer = scene.comes(0)
+    peer.train(9)
+    scene.hostile(peer, Key(2, 0), entries=ghosts())
+    joiner = scene.comes(1)
+    joiner.transport._stop = lambda: True
+    try:
+        with pytest.raises(Interrupted, match=r"^left while it was catching up; nothing is lost$"):
+            joiner.train(13)
+    finally:
+        peer.transport.leave()
+        joiner.transport.leave()
+
+
+def test_a_round_before_the_anchors_is_not_voided_by_mistake(tmp_path: Path, cli: Call) -> None:
+    """Nobody could start over: frames and anchors of that time are removed."""
+    scene = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0)
+    url, key = str(tmp_path / "run"), str(tmp_path / "owner.key")
+    peer = scene.comes(0)
+    peer.train(29)
+    wait_until(lambda: {4, 6} <= {place.round for place in anchors.listed(scene.store)})
+    peer.transport.leave()
+    for number in (0, 3):
+        ended = cli("run", "void", url, "--key", key, "--round", str(number))
+        assert ended.code == 2
+        assert f"--round {number}: must be 4 or later, since peers that have applied it start over from an" in ended.err
+    assert not scene.store.list("amend")
+    scene.void(4)
+    scene.void(3, "--force")
 
 
 def test_what_can_be_voided(tmp_path: Path, cli: Call) -> None:

@@ -20,7 +20,8 @@ from sparseloco.errors import AlreadyExists, ConfigError, NotFound, WireError
 from sparseloco.joined import tokens_per_round
 from sparseloco.model import build_run_model
 from sparseloco.peers import canonical, paths
-from sparseloco.peers.claims import claim_at, known_amendments, reader_of
+from sparseloco.peers.anchors import KEPT
+from sparseloco.peers.claims import anchored, claim_at, known_amendments, next_claim, reader_of
 from sparseloco.peers.identity import Identity
 from sparseloco.peers.manifest import MAX_AMENDED, History, Manifest
 from sparseloco.peers.member import tensor_table
@@ -292,7 +293,9 @@ class Voided(NamedTuple):
     manifest: Manifest
 
 
-def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, bar_writer: bool) -> Voided:
+def void_round(
+    url: str, owner: Identity, key: Key, changes: Sequence[str], *, bar_writer: bool, force: bool = False
+) -> Voided:
     """Write an amendment after which the manifest of a round counts only if it acknowledges that amendment.
 
     Args:
@@ -301,16 +304,15 @@ def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, b
         key: Round and fragment.
         changes: Further changes, which hold for the manifest that takes the place of the one that is voided.
         bar_writer: Whoever wrote that one may write none any more, also if ``changes`` name it.
+        force: Also where peers that have applied it have nothing to start over from.
 
     Raises:
-        ConfigError: if there is no such manifest, nobody else is named as a writer, or as in ``amend_run``.
+        ConfigError: if there is no such manifest, it is too old, nobody else is named as a writer, or as in
+            ``amend_run``.
     """
-<<<<<<< HEAD
     for name, value, most in (("round", key.round, paths.MAX_ROUND), ("fragment", key.fragment, paths.MAX_FRAGMENT)):
         if not 0 <= value <= most:
             raise ConfigError(f"--{name} {value}: must be from 0 to {most}; look with `sparseloco status`")
-=======
->>>>>>> rev-hostile
     reach(url)
     store = Patient(open_store(url))
     run = read_run_of(store, url)
@@ -324,6 +326,8 @@ def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, b
             "with `sparseloco status`"
         )
     manifest, history = found
+    if not force and next_claim(read, history.after(manifest, "")) is not None:
+        _check_not_too_old(anchored(store, start), key)
     pending = len(known) - len(history.amendments)
     if pending >= MAX_AMENDED:
         raise ConfigError(
@@ -336,6 +340,16 @@ def void_round(url: str, owner: Identity, key: Key, changes: Sequence[str], *, b
         named = values.get(_WRITERS, policy.writers or policy.members)
         values[_WRITERS] = _without(named, manifest.writer) if isinstance(named, list | tuple) else named
     return Voided(put_amendment(store, run, owner, key.round, values), manifest)
+
+
+def _check_not_too_old(rounds: Sequence[int], key: Key) -> None:
+    """Refuse a round before the older of the two newest anchors, since which peers keep what is needed to replay."""
+    if len(rounds) == KEPT and key.round < min(rounds):
+        raise ConfigError(
+            f"--round {key.round}: must be {min(rounds)} or later, since peers that have applied it start over from an "
+            f"anchor, and keep those of rounds {min(rounds)} and {max(rounds)}; look with `sparseloco status` for the "
+            "round that is meant, or pass --force, after which only a new run may help"
+        )
 
 
 def _without(keys: Sequence[str], writer: str) -> list[str]:

@@ -123,6 +123,9 @@ def void(
     bar_writer: Annotated[
         bool, typer.Option("--bar-writer", help="Its writer may write no manifest any more.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a round from before the anchors that peers could start over from.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a round be closed anew: for a manifest that lists a frame which nobody can fetch, so that all wait.
@@ -135,7 +138,7 @@ def void(
     from sparseloco.types import Key
 
     owner = Identity.load(key)
-    made, gone = peer_runs.void_round(url, owner, Key(round_, fragment), changes, bar_writer=bar_writer)
+    made, gone = peer_runs.void_round(url, owner, Key(round_, fragment), changes, bar_writer=bar_writer, force=force)
     if as_json:
         voided = {"attempt": gone.attempt, "sha256": gone.sha256, "writer": gone.writer}
         entries = [{"peer": entry.peer, "hash": entry.hash, "size": entry.size} for entry in gone.entries]

@@ -22,7 +22,8 @@ MAX_ANCHORS = 4096
 """Objects in the folder of a round that are looked at: one for each fragment, and some that nobody vouches for."""
 MAX_ROUNDS = 1024
 """Rounds whose anchors are looked at where more are claimed."""
-_KEPT = 2
+KEPT = 2
+"""Anchors that are kept, the newest, and all rounds since the older of them."""
 _MOST_TIMES_ANCHOR = 4
 """Outer and compressor state take at most three times the anchor: two moments and a little."""
 _HEAD_BYTES = 1 << 16
@@ -183,7 +184,7 @@ class Retention:
     def oldest_kept(self, fragment: int) -> int:
         """First round of a fragment that is needed."""
         rounds = self._whole.get(fragment, [])
-        return rounds[-_KEPT] if len(rounds) >= _KEPT else 0
+        return rounds[-KEPT] if len(rounds) >= KEPT else 0
 
     def clean(self, fragment: int) -> None:
         """Remove own frames, relays and wants of older rounds, and own anchors that are older.

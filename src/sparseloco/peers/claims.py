@@ -105,12 +105,28 @@ def claim_named(read: Reader, start: History, round: int, sha256: str) -> Manife
 def anchored_after(store: Store, start: History, round: int) -> bool:
     """Whether a chain has an anchor of a later round that a manifest vouches for."""
     with contextlib.suppress(StoreError):
-        there = anchors.listed(store)
-        for later in sorted({place.round for place in there if place.round > round}, reverse=True):
-            found = claim_at(reader_of(store), start, later)
-            if found and found[0].state_sha256 and anchors.path_of(found[0]) in map(str, there):
-                return True
+        return bool(anchored(store, start, 1, after=round))
     return False
+
+
+def anchored(store: Store, start: History, most: int = anchors.KEPT, *, after: int = -1) -> list[int]:
+    """The newest rounds of a chain that have an anchor for which a manifest vouches, the newest first.
+
+    Args:
+        store: Where they are.
+        start: Where the chain begins.
+        most: How many are looked for.
+        after: Only rounds after this one.
+
+    Raises:
+        StoreError: if they cannot be listed.
+    """
+    there, found = anchors.listed(store), list[int]()
+    for number in sorted({place.round for place in there if place.round > after}, reverse=True):
+        claim = claim_at(reader_of(store), start, number) if len(found) < most else None
+        if claim and claim[0].state_sha256 and anchors.path_of(claim[0]) in map(str, there):
+            found.append(number)
+    return found
 
 
 def _claims(read: Reader, start: History, round: int, attempts: int = MAX_ATTEMPTS) -> list[tuple[Manifest, History]]:

@@ -87,6 +87,7 @@ class Desk:
         live: Peers whose lease holds.
         last_seen: Seconds since each peer's lease changed.
         clock: Monotonic seconds.
+        meanwhile: Called while catching up waits, when nothing else may run that learns of a void or of a signal.
         newer_anchor: Whether a fragment can be taken up at a later round than this.
         poll_s: Seconds between two looks at a round.
         give_up_s: Seconds after which an open round is an error; None waits on.
@@ -102,6 +103,7 @@ class Desk:
     live: Callable[[], Collection[str]]
     last_seen: Callable[[], Mapping[str, float]]
     clock: Callable[[], float]
+    meanwhile: Callable[[], None] = lambda: None
     newer_anchor: Callable[[Key], bool]
     poll_s: float
     give_up_s: float | None = None
@@ -122,20 +124,8 @@ class Desk:
             QuorumError: after ``give_up_s``.
             Interrupted: if the peer leaves.
         """
-        driver = self.driver(order.key, order.expected)
+        driver, steps = self.driver(order.key, order.expected), self._round(order)
         arrivals = self._arrivals.setdefault(order.key.fragment, Arrivals())
-        steps = Round(
-            history=order.history,
-            me=self.me,
-            own=order.own,
-            live=self.live,
-            now=self.clock,
-            last_seen=self.last_seen,
-            amendments=self.amendments,
-            arrivals=arrivals.known(),
-            poll_s=self.poll_s,
-            give_up_s=self.give_up_s,
-        )
         closed = None
         while closed is None:
             closed = self.finish(order, driver.run(steps.run()))
@@ -143,7 +133,28 @@ class Desk:
         arrivals.record(steps.seen.late_s, missing, steps.policy.deadline_s)
         return closed
 
-    def finish(self, order: Order, manifest: Manifest) -> Closed | None:
+    def follow(self, order: Order) -> Closed | None:
+        """What came of a round that others have closed, for a peer that catches up and has nothing else to do there.
+
+        Returns:
+            What to apply; None if the round turns out to be open, since what lies there counts for nobody, or the owner
+            has voided it meanwhile. Others may then wait for this very peer.
+
+        Raises:
+            DriftError: if the manifest contradicts the own shared state.
+            VoidedError: if the owner has voided a round that led to that state.
+            BehindError: if the round is so old that its frames are removed.
+            Interrupted: if the peer leaves.
+        """
+        driver, steps = self.driver(order.key, order.expected), self._round(order)
+        while (manifest := driver.run(steps.follow())) is None:
+            if steps.seen.is_open:
+                return None
+            self.meanwhile()
+            driver.pause(self.poll_s)
+        return self.finish(order, manifest, self.meanwhile)
+
+    def finish(self, order: Order, manifest: Manifest, meanwhile: Callable[[], None] = lambda: None) -> Closed | None:
         """Fetch what an accepted manifest lists; nobody goes on without (rule 3).
 
         Returns:
@@ -163,6 +174,7 @@ class Desk:
                     f"round {order.key.round}, fragment {order.key.fragment}: frames are gone and a newer anchor is "
                     "there; start from that"
                 )
+            meanwhile()
             driver.pause(self.poll_s)
         policy = order.history.run_under(manifest.amended).policy
         self._serve_later(fetching, policy.anchor_every)
@@ -202,6 +214,20 @@ class Desk:
     def driver(self, key: Key, expected: Expected | None) -> Driver:
         """The world as a round of one fragment sees it."""
         return Driver(self.store, self.frames, self.pool, key, expected, self.tell, self.stop)
+
+    def _round(self, order: Order) -> Round:
+        return Round(
+            history=order.history,
+            me=self.me,
+            own=order.own,
+            live=self.live,
+            now=self.clock,
+            last_seen=self.last_seen,
+            amendments=self.amendments,
+            arrivals=self._arrivals.get(order.key.fragment, Arrivals()).known(),
+            poll_s=self.poll_s,
+            give_up_s=self.give_up_s,
+        )
 
     def _serve_later(self, fetching: Fetching, anchor_every: int) -> None:
         """Keep frames that others may still need: two rounds in memory, and on the disk as far as the last two anchors.

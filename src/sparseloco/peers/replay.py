@@ -19,7 +19,7 @@ from sparseloco import rejoin
 from sparseloco.errors import CheckpointError, DivergenceError, QuorumError, StoreError
 from sparseloco.peers import anchors
 from sparseloco.peers.claims import Reader, claim_at, claim_named, closed_since, reader_of
-from sparseloco.peers.closing import BehindError, Closed, Order
+from sparseloco.peers.closing import BehindError
 from sparseloco.peers.fates import Fate, fate_since
 from sparseloco.peers.journal import Posted
 from sparseloco.peers.manifest import History, Manifest
@@ -72,6 +72,7 @@ class CatchUp:
     _used: dict[int, int] = field(default_factory=dict)
     _failed: set[tuple[int, int]] = field(default_factory=set)
     _exhausted: set[int] = field(default_factory=set)
+    _open: dict[int, int] = field(default_factory=dict)
     _started: float = 0.0
     _before: int = 0
     _done: int = 0
@@ -143,6 +144,7 @@ class CatchUp:
         self._used.clear()
         self._failed.clear()
         self._exhausted.clear()
+        self._open.clear()
 
     def _start_over(self, void: Void) -> None:
         """Make all fragments anew from anchors, as a peer that joins with nothing of its own.
@@ -240,7 +242,8 @@ class CatchUp:
     # -- how far ---------------------------------------------------------------------------------------------
 
     def _closed_since(self, chain: History) -> list[Manifest]:
-        return closed_since(self._read, self.member.desk.pool, chain)
+        found = closed_since(self._read, self.member.desk.pool, chain)
+        return [manifest for manifest in found if manifest.round < self._open.get(chain.fragment, manifest.round + 1)]
 
     def _check_not_behind(self, closed: list[int]) -> None:
         for fragment, posted in list(self._journals.items()):
@@ -289,7 +292,9 @@ class CatchUp:
     def _applies(self, key: Key, until: int | None = None) -> bool:
         """Apply one closed round; where it contradicts the state, start again from another anchor (C-42)."""
         try:
-            self._apply(key)
+            if not self._apply(key, until):
+                self._open[key.fragment] = key.round  # and this peer takes part in closing it
+                return False
         except DriftError as error:
             self._say("drifted", key, str(error))
             self._start_again(key.fragment, until)
@@ -315,13 +320,15 @@ class CatchUp:
                 raise
             self._exhausted.add(fragment)
 
-    def _apply(self, key: Key) -> None:
-        """Judge, fetch and apply one closed round."""
+    def _apply(self, key: Key, until: int | None) -> bool:
+        """Judge, fetch and apply one closed round; False if it is open after all, and nobody has to be there later."""
         self._restore(key.fragment)
-        order: Order = self.member.order(key, replayed=key.fragment in self._exhausted)
-        closed: Closed = self.member.desk.close(order)
-        self.member.accept(order, closed)
-        rejoin.replay(self.member.replica, key, closed.inbox)
+        order, desk = self.member.order(key, replayed=key.fragment in self._exhausted), self.member.desk
+        closed = desk.follow(order) if until is None else desk.close(order)
+        if closed is not None:
+            self.member.accept(order, closed)
+            rejoin.replay(self.member.replica, key, closed.inbox)
+        return closed is not None
 
     def _rejoin(self, step: int) -> bool:
         """Count like the others; messages that were on their way are again."""

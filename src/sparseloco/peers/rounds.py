@@ -66,6 +66,7 @@ class Seen:
     """What a peer has learned of an open round so far; all of its memory between two passes."""
 
     attempt: int = 0
+    is_open: bool = False
     posted: bool = False
     first: float | None = None
     frames: dict[str, Object] = field(default_factory=dict)
@@ -172,7 +173,8 @@ class Round:
             elif isinstance(outcome, TooLarge):
                 verdict = Refusal(f"manifest: more than {limit} bytes; refuse it")
             else:
-                if not isinstance(outcome, Missing):
+                self.seen.is_open = isinstance(outcome, Missing)
+                if not self.seen.is_open:
                     yield from self._tell_once("waiting", f"waiting for the store to answer: {_line(outcome)}")
                 return None
             if isinstance(verdict, Manifest):

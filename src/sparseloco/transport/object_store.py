@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -117,6 +118,7 @@ class ObjectStore:
             live=self._heart.live,
             last_seen=self._heart.last_seen,
             clock=clock,
+            meanwhile=self._while_it_catches_up,
             newer_anchor=lambda key: anchored_after(self.store, self._connected().start_of(key.fragment), key.round),
             poll_s=poll_s,
             give_up_s=give_up_s,
@@ -128,6 +130,7 @@ class ObjectStore:
         self._early: dict[Key, list[Envelope]] = {}
         self._sighted: dict[int, tuple[int, float]] = {}
         self._may_lag = False
+        self._learning = threading.Lock()
         self._earlier = Traffic(0, 0)
 
     @property
@@ -382,6 +385,12 @@ class ObjectStore:
                         self._sighted[fragment] = number, self._clock()
                         break
 
+    def _while_it_catches_up(self) -> None:
+        if self._stop is not None and self._stop():
+            raise Interrupted("left while it was catching up; nothing is lost")
+        self._learn_amendments()
+
     def _learn_amendments(self) -> None:
-        known = self._desk.amendments
-        known += known_amendments(reader_of(self.store), self.run, known)[len(known) :]
+        with self._learning:  # of two threads, each would add the same
+            known = self._desk.amendments
+            known += known_amendments(reader_of(self.store), self.run, known)[len(known) :]
