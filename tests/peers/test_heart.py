@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
+from collections.abc import Callable
 
 import pytest
 
-from sparseloco.peers import pages
+from sparseloco.peers import pages, paths
 from sparseloco.peers.leases import Heart
 from sparseloco.peers.membership import Leases, Sighting
 from sparseloco.peers.operations import List, Listing
 from sparseloco.peers.rounds import STRANGERS
-from sparseloco.peers.store import PAGE, Page, open_store
+from sparseloco.peers.store import PAGE, Page, Store, open_store
 from tests.peers.crowd import identity
 from tests.peers.desk import PEERS, Desk, a_round
-from tests.peers.test_pages import RUN, Counting
+from tests.peers.test_pages import RUN, Counting, drive
 
 
 def test_the_own_lease_is_kept_while_a_look_takes_long() -> None:
@@ -62,3 +64,16 @@ def test_those_who_are_in_it_are_looked_at_before_ids_that_sort_first(monkeypatc
         pass
     assert set(PEERS[:3]) <= set(looked)
     assert len(looked) == 1 + STRANGERS * steps.policy.max_peers
+
+
+def test_a_name_in_the_folder_of_a_round_that_is_no_path_does_not_hide_who_is_known(
+    moto_url: str, open_moto: Callable[[str], Store]
+) -> None:
+    """Whoever may write manifests may lay one there, in any round to come."""
+    store, mine = open_moto("s3://bucket/hidden"), str(paths.Frame(0, 0, PEERS[1], 0, "ab" * 32))
+    store.put(mine, b"x")
+    place = f"{moto_url}/bucket/hidden/rounds/00000000/0000/manifest-%01"
+    with urllib.request.urlopen(urllib.request.Request(place, data=b"x", method="PUT"), timeout=60):
+        pass
+    assert drive(store) == []
+    assert drive(store, (PEERS[1], PEERS[2])) == [mine]
