@@ -12,6 +12,8 @@ import torch
 
 from sparseloco import DivergenceError, rejoin
 from sparseloco.errors import CheckpointError
+from sparseloco.peers import canonical, paths
+from sparseloco.peers.looking import Viewer
 from sparseloco.peers.store import Store, open_store
 from sparseloco.types import Key
 from tests import toy
@@ -285,3 +287,22 @@ def test_keys_of_a_round_that_closed_are_not_collected_twice(tmp_path: Path) -> 
         assert [len(inbox) for inbox in inboxes.values()] == [2, 2]
         train_all(peers, 14)
         assert_agree(*peers)
+
+
+def test_a_heap_of_attempts_that_count_for_nobody_is_looked_through(tmp_path: Path) -> None:
+    """Peers in the open round looked at all of them, so whoever comes later, or only looks, has to as well."""
+    with Crowd("sparseloco", tmp_path) as crowd:
+        for attempt in range(100):
+            crowd.store.create(str(paths.Manifest(1, 0, attempt)), b"rubbish that a writer has laid in advance")
+        first, second = crowd.comes(0), crowd.comes(1)
+        train_all([first, second], 14)
+        second.transport.leave()
+        again, joiner = crowd.comes(1), crowd.comes(2)
+        for peer in (again, joiner):
+            peer.arrive()
+            assert peer.digests[peer.replica.step] == first.digests[peer.replica.step]
+        crowd.store.create("run.json", canonical.encode(crowd.run))
+        seen = Viewer(crowd.store).look()
+        assert seen.closed == {0: 3}
+        skipped = next(one.skipped for one in seen.rounds if one.round == 1)
+        assert (len(skipped), skipped[-1]) == (17, "and 84 more attempts")

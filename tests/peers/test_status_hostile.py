@@ -168,9 +168,12 @@ def test_reasons_of_a_writer_stay_a_line() -> None:
 
 def test_problems_are_not_without_end() -> None:
     stage = Stage()
-    for attempt in range(64):
-        stage.store.put(str(paths.Manifest(0, 0, attempt)), b"x")
-    assert len(look(stage).problems) == 50
+    for number in range(64):
+        stage.store.put(str(paths.Manifest(0, 0, number)), b"x")
+        stage.store.put(str(paths.Lease(f"{number:032x}")), b"x")
+    problems = look(stage).problems
+    assert len(problems) == 50
+    assert problems[16] == "round 0, fragment 0: and 48 more attempts"
 
 
 def test_printable_escapes_and_cuts() -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from sparseloco.errors import NotFound, TooLarge, WireError
-from sparseloco.peers import anchors, canonical, paths
-from sparseloco.peers.claims import MAX_ATTEMPTS
+from sparseloco.peers import anchors, canonical
+from sparseloco.peers.claims import attempts
 from sparseloco.peers.manifest import History, Manifest, judge, manifest_limit
 from sparseloco.peers.run_file import RunFile, Void
 from sparseloco.peers.store import Store
@@ -21,6 +21,8 @@ from sparseloco.peers.store import Store
 MAX_TALLIED = 4096
 """Peers whose sums are kept; in an open run keys are free, so further ones are shown in their rounds only."""
 _VOUCHED = 64
+_TOLD = 16
+"""Attempts of a round that count for nobody and are told one by one."""
 Reader = Callable[[str, int], bytes | None]
 """Bytes of an object of at most so many bytes, or None if it is not there; other failures are raised."""
 
@@ -171,11 +173,8 @@ def _candidates(read: Reader, history: History) -> tuple[list[Link], list[str]]:
     limit = manifest_limit(history.policy)
     found: list[Link] = []
     skipped: list[str] = []
-    for attempt in range(MAX_ATTEMPTS):
-        place = paths.Manifest(history.round, history.fragment, attempt)
-        data = read(str(place), limit)
-        if data is None:
-            break
+    for place, data in attempts(read, history, limit):
+        attempt = place.attempt
         try:
             told = canonical.decode(data, Manifest, what="manifest", limit=limit)
         except WireError as error:
@@ -191,4 +190,6 @@ def _candidates(read: Reader, history: History) -> tuple[list[Link], list[str]]:
             found.append(Link(verdict, len(data)))
         else:
             skipped.append(f"attempt {attempt}: {verdict.reason}")
+    if len(skipped) > _TOLD:
+        skipped[_TOLD:] = [f"and {len(skipped) - _TOLD} more attempts"]
     return found, skipped

@@ -19,8 +19,8 @@ from sparseloco.peers.policy import MAX_PEERS, Policy
 from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, read_amendment
 from sparseloco.peers.store import Store, get_steady
 
-MAX_ATTEMPTS = 64
-"""Attempts of a round that are looked at, whoever laid them; peers in an open round look at all there can be."""
+ROOM = 2**26
+"""Bytes of a round's attempts that are looked at, whoever laid them; peers in an open round look at all of them."""
 _BATCH = 16
 """Manifests that are fetched at the same time."""
 _LARGEST = manifest_limit(Policy(max_peers=MAX_PEERS))
@@ -46,7 +46,7 @@ def reader_of(store: Store) -> Reader:
 
 def next_claim(read: Reader, chain: History) -> Manifest | None:
     """The first attempt of the chain's next round that is in order but for its shared state."""
-    for place, data, told in _attempts(read, chain, manifest_limit(chain.policy)):
+    for place, data, told in _told(read, chain, manifest_limit(chain.policy)):
         if manifest := _judge(data, place, replace(chain, digest=told.digest, state_sha256=told.state_sha256)):
             return manifest
     return None
@@ -85,12 +85,13 @@ def _judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | N
     return verdict if isinstance(verdict, Manifest) else None
 
 
-def claim_at(read: Reader, start: History, round: int, attempts: int = MAX_ATTEMPTS) -> tuple[Manifest, History] | None:
+def claim_at(read: Reader, start: History, round: int, room: float = ROOM) -> tuple[Manifest, History] | None:
     """A manifest in the middle of the chain that begins with ``start``, and the history before it, as it tells it.
 
-    Where several of the first ``attempts`` are in order, it is the one that the next round's manifests name.
+    Where several of the attempts in the first ``room`` bytes are in order, it is the one that the next round's
+    manifests name.
     """
-    found = _claims(read, start, round, attempts)
+    found = _claims(read, start, round, room)
     if len(found) > 1:
         named = {manifest.previous for manifest, _ in _claims(read, start, round + 1)}
         found = [pair for pair in found if pair[0].sha256 in named] or found
@@ -129,9 +130,9 @@ def anchored(store: Store, start: History, most: int = anchors.KEPT, *, after: i
     return found
 
 
-def _claims(read: Reader, start: History, round: int, attempts: int = MAX_ATTEMPTS) -> list[tuple[Manifest, History]]:
+def _claims(read: Reader, start: History, round: int, room: float = ROOM) -> list[tuple[Manifest, History]]:
     found: list[tuple[Manifest, History]] = []
-    for place, data, told in _attempts(read, replace(start, round=round), _LARGEST, attempts):
+    for place, data, told in _told(read, replace(start, round=round), _LARGEST, room):
         amendments = amendments_until(read, start.run, told.amendments - len(told.amended))
         if amendments is None:
             continue
@@ -176,16 +177,21 @@ def amendment_of(read: Reader, run: RunFile, n: int) -> Amendment | None:
         return None
 
 
-def _attempts(
-    read: Reader, chain: History, limit: int, attempts: int = MAX_ATTEMPTS
-) -> Iterator[tuple[paths.Manifest, bytes, Manifest]]:
-    """Whatever looks like a manifest, attempt by attempt, until there is none."""
-    for attempt in range(attempts):
+def attempts(read: Reader, chain: History, limit: int, room: float = ROOM) -> Iterator[tuple[paths.Manifest, bytes]]:
+    """What lies at each attempt of the chain's next round, until there is none or ``room`` bytes are read."""
+    for attempt in range(paths.MAX_ATTEMPT + 1):
         place = paths.Manifest(chain.round, chain.fragment, attempt)
-        data = read(str(place), limit)
+        data = read(str(place), limit) if room >= 0 else None
         if data is None:
             return
-        try:
+        room -= len(data)
+        yield place, data
+
+
+def _told(
+    read: Reader, chain: History, limit: int, room: float = ROOM
+) -> Iterator[tuple[paths.Manifest, bytes, Manifest]]:
+    """Whatever looks like a manifest, attempt by attempt."""
+    for place, data in attempts(read, chain, limit, room):
+        with contextlib.suppress(WireError):
             yield place, data, canonical.decode(data, Manifest, what="manifest", limit=limit)
-        except WireError:
-            continue
