@@ -171,9 +171,10 @@ def test_rounds_with_an_anchor_carry_the_hash_of_the_state() -> None:
     assert due.wants_state_hash
     assert not HISTORY.wants_state_hash
     assert isinstance(verdict(due, place, round=16, state_sha256="e" * 64), Manifest)
-    for wrong in ("", "f" * 64):
-        assert isinstance(verdict(due, place, round=16, state_sha256=wrong), Drifted)
-    assert isinstance(verdict(state_sha256="e" * 64), Drifted)
+    assert isinstance(verdict(due, place, round=16, state_sha256="f" * 64), Drifted)
+    for refused in (verdict(due, place, round=16, state_sha256=""), verdict(state_sha256="e" * 64)):
+        assert isinstance(refused, Refusal), "no state that a reader could have makes it right"
+        assert "must be there in rounds with an anchor, and in no others" in refused.reason
 
 
 def test_amendments_travel_in_the_manifest_and_hold_in_its_round() -> None:

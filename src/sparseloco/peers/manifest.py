@@ -247,6 +247,8 @@ def _misplaced(manifest: Manifest, place: paths.Manifest, history: History) -> s
         return "run={}, round={}, fragment={}, attempt={} is not where it lies".format(*said)
     if manifest.previous != history.previous:
         return f"previous={manifest.previous[:16]} must be {history.previous[:16]}, the manifest of the round before"
+    if bool(manifest.state_sha256) != history.wants_state_hash:  # no state of a reader makes that right
+        return f"state_sha256={manifest.state_sha256[:16]!r} must be there in rounds with an anchor, and in no others"
     return ""
 
 
@@ -320,6 +322,6 @@ def _left_out(manifest: Manifest, policy: Policy) -> str:
 def _drift(manifest: Manifest, history: History) -> str:
     if manifest.digest != history.digest:
         return f"digest={manifest.digest} is not the reader's {history.digest}"
-    if manifest.state_sha256 != (history.state_sha256 if history.wants_state_hash else ""):
+    if manifest.state_sha256 != history.state_sha256:
         return f"state_sha256={manifest.state_sha256[:16]!r} is not the reader's {history.state_sha256[:16]!r}"
     return ""
