@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from sparseloco.checkpoint import CheckpointFolder
-from sparseloco.cli.peer_runs import config_of, create_run, void_round
+from sparseloco.cli.owning import void_round
+from sparseloco.cli.peer_runs import config_of, create_run
 from sparseloco.config import build_algorithm
 from sparseloco.data import Sampler, open_dataset, open_tokenizer
 from sparseloco.errors import Interrupted

@@ -98,15 +98,15 @@ def amend(
     It holds from --round on, or from the first round whose manifest acknowledges it, if that is later: without --round,
     also in a round that is open and stuck.
     """
-    from sparseloco.cli import peer_runs
+    from sparseloco.cli import owning
     from sparseloco.peers.identity import Identity
 
-    made = peer_runs.amend_run(url, Identity.load(key), round_, changes)
+    made = owning.amend_run(url, Identity.load(key), round_, changes)
     found: dict[str, Any] = {"run": made.run, "n": made.n, "round": made.round, "changes": made.changes}
     if as_json:
         print_json(found)
     else:
-        typer.echo(peer_runs.told(made))
+        typer.echo(owning.told(made))
 
 
 @run_app.command("void", epilog="Example: sparseloco run void s3://bucket/mine --round 41 --key owner.key --bar-writer")
@@ -133,12 +133,12 @@ def void(
     Peers that wait go on with another manifest. Peers that have applied it start over from an anchor, and lose what
     they had not sent yet.
     """
-    from sparseloco.cli import peer_runs
+    from sparseloco.cli import owning
     from sparseloco.peers.identity import Identity, peer_id_of
     from sparseloco.types import Key
 
     owner = Identity.load(key)
-    made, gone = peer_runs.void_round(url, owner, Key(round_, fragment), changes, bar_writer=bar_writer, force=force)
+    made, gone = owning.void_round(url, owner, Key(round_, fragment), changes, bar_writer=bar_writer, force=force)
     if as_json:
         voided = {"attempt": gone.attempt, "sha256": gone.sha256, "writer": gone.writer}
         entries = [{"peer": entry.peer, "hash": entry.hash, "size": entry.size} for entry in gone.entries]
