@@ -40,6 +40,7 @@ from sparseloco.transport.deadline import Deadline
 from sparseloco.transport.interface import check_interface
 from sparseloco.transport.meeting import joined_group, meeting_folder
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.5
 """Time between two looks at whether torchrun is still there."""
 
@@ -86,8 +87,9 @@ def train_processes(
         workers = [
             context.Process(target=_worker, args=(rank, *arguments), daemon=True) for rank in range(num_ranks(config))
         ]
-        for worker in workers:
-            worker.start()
+        with _signals_wait():
+            for worker in workers:
+                worker.start()
         try:
             return _follow(_drained(events, workers, stop, stopping, config), progress)
         finally:
@@ -261,8 +263,9 @@ def _worker(
     stopping: Event,
 ) -> None:
     """Body of one process; everything it has to say goes through ``events``."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # the parent decides what they mean
+    for each in _SIGNALS:  # the parent decides what they mean
         signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if rank == 0:
         warnings.showwarning = lambda message, *_, **__: events.put(("warning", str(message)))
@@ -295,6 +298,19 @@ def _worker(
         events.put(("error", error))
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent must hear of it and end the others
         events.put(("error", SparseLocoError(f"{_named(rank, config)}: {type(error).__name__}: {error}")))
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Inside this block no signal arrives that means to stop, nor at processes started in it until they allow it.
+
+    Ctrl-C comes to the whole group, also to a process that is still importing and cannot ignore it yet.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _die_with_parent() -> None:

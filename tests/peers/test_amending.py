@@ -15,7 +15,7 @@ import torch
 from sparseloco.peers import canonical, paths
 from sparseloco.peers.claims import claim_at, reader_of
 from sparseloco.peers.manifest import Entry, History, manifest_limit
-from sparseloco.peers.run_file import Amendment, RunFile
+from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile
 from sparseloco.peers.store import Store, open_store
 from sparseloco.simulate import Cohort
 from tests import toy
@@ -77,18 +77,18 @@ def sign(run: RunFile, store: Store, n: int, round: int, **changes: object) -> N
     store.create(str(paths.Amend(n)), canonical.encode(one.signed(OWNER)))
 
 
-def in_one_process(row: str, steps: int, *, peers: int = 2) -> Cohort:
-    """The same training, with another rate from round ``FROM`` of each fragment on."""
+def in_one_process(row: str, steps: int, *, first: int = FROM) -> Cohort:
+    """The same training, with another rate from round ``first`` of each fragment on."""
     algorithm = ROWS[row]()
-    cohort = Cohort(toy.net(), algorithm, peers)
+    cohort = Cohort(toy.net(), algorithm, 2)
     for step in range(1, steps + 1):
-        for peer in range(peers):
+        for peer in range(2):
             with cohort.turn(peer):
                 toy.loss_of(cohort.model, toy.batch(step, peer)).backward()
                 cohort.advance(peer)
         for replica in cohort.replicas:
             for fragment, lane in enumerate(replica.lanes):
-                if algorithm.schedule.num_collected(step, fragment) > FROM:
+                if algorithm.schedule.num_collected(step, fragment) > first:
                     lane.outer = replace(algorithm.outer, lr=RATE)
         cohort.settle()
     return cohort
@@ -114,7 +114,8 @@ def test_an_amended_outer_rate_is_that_of_one_process(row: str, tmp_path: Path) 
         for peer in peers:
             assert_equal(peer, cohort)
             assert peer.replica.fingerprint == run.fingerprint == ROWS[row]().fingerprint(peer.replica.table)
-        assert cohort.replicas[0].digest() != Cohort(toy.net(), ROWS[row](), 2).replicas[0].digest()
+        unchanged = in_one_process(row, STEPS, first=STEPS)
+        assert cohort.replicas[0].digest() != unchanged.replicas[0].digest()
         late.transport.connect(late.replica)
         assert_equal(late, in_one_process(row, late.replica.step))
     finally:
@@ -173,3 +174,32 @@ def test_a_manifest_of_more_peers_than_run_json_allows_is_found_in_the_middle_of
     found = claim_at(reader_of(stage.store), start, 1)
     assert found is not None
     assert found[0] == made
+
+
+def test_an_amendment_that_nobody_would_read_is_not_written(tmp_path: Path, cli: Call) -> None:
+    """It would keep its number, so that the owner could never amend or void anything again."""
+    OWNER.save(tmp_path / "owner.key")
+    run, url = make_run(ROWS["sparseloco"](), toy.net()), str(tmp_path / "run")
+    store = open_store(url)
+    store.create(str(paths.Run()), canonical.encode(run))
+
+    def amended(*changes: str) -> str:
+        ended = cli("run", "amend", url, "--key", str(tmp_path / "owner.key"), *changes)
+        return ended.err if ended.code else ""
+
+    keys = [f"{number:064x}" for number in range(260)]
+    text = f"must have at most {AMENDMENT_LIMIT} with their signature; name fewer keys"
+    assert text in amended('policy.admission="allow-list"', f"policy.members={json.dumps(keys)}")
+    assert not store.list("amend")
+    assert not amended(f"policy.writers={json.dumps(keys[:230])}")
+    store.create(str(paths.Amend(1)), b"a stranger's")
+    assert "amend/00000001.json: must be free, but what is there is no amendment" in amended("policy.min_peers=1")
+
+
+@pytest.mark.parametrize("verb", ["amend", "void"])
+def test_an_owner_who_mistypes_a_directory_makes_none(verb: str, tmp_path: Path, cli: Call) -> None:
+    OWNER.save(tmp_path / "owner.key")
+    words = ["policy.min_peers=2"] if verb == "amend" else ["--round", "0"]
+    ended = cli("run", verb, str(tmp_path / "rnu"), "--key", str(tmp_path / "owner.key"), *words)
+    assert (ended.code, (tmp_path / "rnu").exists()) == (2, False)
+    assert "must be the address of a run, or a directory that exists; check the spelling" in ended.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -69,13 +70,14 @@ def test_long_payloads_get_the_allowed_length_and_others_stay(method: str) -> No
         return payload_norm(lane.channel, lane.state, payload)
 
     inbox = [envelope for _, envelope in made]
-    clipped, factors = clip_to_median(inbox, norm, 1.5)
+    clipped, norms, most = clip_to_median(inbox, norm, 1.5)
     limit = 1.5 * statistics.median(norm(envelope.payload) for envelope in inbox)
-    assert list(factors) == [2]
+    assert norms == {peer: norm(envelope.payload) for peer, envelope in enumerate(inbox)}
+    assert (most, [peer for peer, length in norms.items() if length > most]) == (limit, [2])
     assert norm(clipped[2].payload) == pytest.approx(limit, rel=2**-8)
     assert [one is other for one, other in zip(clipped, inbox, strict=True)] == [True, True, False, True]
-    assert clip_to_median(inbox, norm, 0) == (inbox, {})
-    assert clip_to_median(inbox[1:3], norm, 1.5) == (inbox[1:3], {})  # of two, nobody knows which is the long one
+    assert clip_to_median(inbox, norm, 0)[:2] == (inbox, {})
+    assert clip_to_median(inbox[1:3], norm, 1.5)[:2] == (inbox[1:3], {})  # of two, nobody knows which is the long one
 
 
 def run_three(folder: Path, **policy: float) -> list[Peer]:
@@ -119,6 +121,10 @@ def test_a_peer_that_jumps_bends_nobody_beyond_the_median(tmp_path: Path) -> Non
     assert f"what {identities(4)[2].peer_id[:8]} sent is scaled by 0.0" in said[0]
     assert "what this peer sent is scaled by 0.0" in next(t.text for t in clipped[2].said if t.kind == "clipped")
     assert "clipped" not in clipped[0].kinds()
+    for peer in clipped:  # C-68: whoever looks for a peer that bends the run finds every length in the log
+        norms = next(tell.text for tell in peer.said if tell.kind == "norms")
+        assert re.fullmatch(r"round 0, fragment 0: norms, of which \S+ may be: (\S+( peer)? \S+(, |$)){3}", norms)
+    assert not any(tell.kind == "norms" for peer in free for tell in peer.said)
     assert not any(tell.kind.startswith("clipped") for peer in free for tell in peer.said)
 
 

@@ -320,6 +320,49 @@ def test_a_store_that_lists_out_of_order_is_refused(monkeypatch: pytest.MonkeyPa
     assert str(refused.value) == "list x: the store lists out of order; use one that sorts by name, as S3 does"
 
 
+@pytest.mark.parametrize("letter", ["~", "{", "\u00e9", "\U0010ffff"])
+def test_names_behind_all_letters_of_ours_are_jumped_over_as_well(letter: str) -> None:
+    """Any store takes them, and listings sort them behind whatever a path of ours may hold."""
+    store = open_store("memory://")
+    mine = str(paths.Frame(0, 0, "f" * 32, 0, "ab" * 32))
+    store.put(mine, b"x")
+    for number in range(2 * PAGE):
+        store._store.put(f"rounds/00000000/0000/{FULL}/{letter}{number:05}", b"")  # type: ignore[attr-defined]  # pyright: ignore
+    counting = Counting(store)
+    assert drive(counting) == [mine]
+    assert counting.pages == 3
+
+
+def test_names_behind_all_letters_of_ours_break_no_listing_that_goes_folder_by_folder(
+    moto_url: str, open_moto: Callable[[str], Store]
+) -> None:
+    """Two ids, one with a name that is no path: the listing of the round was refused for everybody, for ever."""
+    store = open_moto("s3://bucket/behind")
+    mine = str(paths.Frame(0, 0, "f" * 32, 0, "ab" * 32))
+    store.put(mine, b"x")
+    for name in (f"{FULL}/%7Ea", f"{FULL}/%C3%A9", f"{'1' * 32}//b", f"{'1' * 32}0"):
+        place = f"{moto_url}/bucket/behind/rounds/00000000/0000/{name}"
+        with urllib.request.urlopen(urllib.request.Request(place, data=b"x", method="PUT"), timeout=60):
+            pass
+    assert drive(store) == [mine]
+    assert [entry.path for entry in store.list("")] == [f"rounds/00000000/0000/{'1' * 32}0", mine]
+
+
+def test_who_shuts_a_folder_of_a_directory_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, scandir = open_store(str(tmp_path)), os.scandir
+    mine = str(paths.Frame(0, 0, "f" * 32, 0, "ab" * 32))
+    for path in (mine, str(paths.Want(0, 0, FULL, "0" * 64))):
+        store.put(path, b"x")
+
+    def shut(folder: Any) -> Any:
+        if str(folder).endswith(FULL):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", shut)
+    assert drive(store) == [mine]
+
+
 def test_who_writes_names_that_are_no_paths_costs_a_bounded_number_of_requests(
     moto_url: str, open_moto: Callable[[str], Store]
 ) -> None:

@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
     "create": ("run", "create", "run.toml", "--key", "owner.key"),
     "amend": ("run", "amend", "policy.deadline_s=5", "--key", "owner.key", "--round", "1"),
+    "void": ("run", "void", "--key", "owner.key", "--round", "1"),
 }
 
 

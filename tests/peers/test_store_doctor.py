@@ -185,6 +185,14 @@ def test_a_peer_that_takes_part_already_is_not_counted_twice(key: Path) -> None:
     assert clocked(stage, 0.5)["run"]["peers"] == 4  # whoever asks without a key is one more
 
 
+def test_a_run_is_reckoned_with_as_it_was_amended() -> None:
+    stage = Stage(min_peers=5, deadline_s=600.0)
+    amended = stage.amendment(0, 0, **{"policy.min_peers": 2, "policy.deadline_s": 30.0})
+    stage.close(0, 1, amended=(amended,))
+    run = clocked(stage, 0.5)["run"]
+    assert (run["peers"], run["deadline_s"]) == (2, 30.0)
+
+
 def test_before_the_first_round_only_settings_can_tell() -> None:
     """Settings that leave the size of the model open are not guessed at."""
     found = clocked(Stage(), 0.5)

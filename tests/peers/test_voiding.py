@@ -233,10 +233,20 @@ def test_what_can_be_voided(tmp_path: Path, cli: Call) -> None:
     assert text in refused("--round", "1")
     assert "--round 0 --fragment 3: must have a manifest that counts" in refused("--round", "0", "--fragment", "3")
     barred = refused("--round", "0", "--bar-writer")
-    assert f"--bar-writer: must leave a writer, and the policy names none but {peer.me.public}; name those" in barred
+    assert f"--bar-writer: must leave a writer, but nobody besides {peer.me.public} is named as one; name" in barred
+    itself = f"policy.writers={json.dumps([peer.me.public])}"
+    assert refused("--round", "0", "--bar-writer", itself) == barred
+    assert "--round -1: must be from 0 to 99999999; look with `sparseloco status`" in refused("--round=-1")
+    assert "--fragment 10000: must be from 0 to 9999; look" in refused("--round", "0", "--fragment", "10000")
+    assert "'policy.min_peers': must be KEY=VALUE with a key of" in refused("--round", "0", "policy.min_peers")
     peer.me.save(tmp_path / "a.key")
     assert "--key: is that of" in refused("--round", "0", key=str(tmp_path / "a.key"))
     assert not scene.store.list("amend")
+    for attempt in range(80):
+        scene.store.create(str(paths.Manifest(1, 0, attempt)), b"rubbish, as a writer may lay before its manifest")
+    scene.hostile(peer, Key(1, 0), attempt=80)
+    assert json.loads(scene.void(1, "--json"))["manifest"]["attempt"] == 80
+    scene.store.delete(str(paths.Amend(0)))
     keys = sorted([peer.me.public, HOSTILE.public])
     cli("run", "amend", url, "--key", key, f"policy.writers={json.dumps(keys)}")
     made = json.loads(scene.void(0, "--bar-writer", "--json"))
@@ -246,3 +256,29 @@ def test_what_can_be_voided(tmp_path: Path, cli: Call) -> None:
     for n in range(2, 18):
         assert cli("run", "amend", url, "--key", key, f"policy.deadline_s={n}").code == 0
     assert "must have a manifest that counts" in refused("--round", "0"), "it is void already"
+
+
+def test_the_command_that_bars_a_writer_may_name_the_others(tmp_path: Path, cli: Call) -> None:
+    """Where the run names no writers; the one that is barred is not among them, whoever names it."""
+    scene = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0)
+    peer = scene.comes(0)
+    peer.train(5)
+    peer.transport.leave()
+    keys = json.dumps(sorted([peer.me.public, HOSTILE.public]))
+    made = json.loads(scene.void(0, "--bar-writer", f"policy.writers={keys}", "--json"))
+    assert made["changes"] == {"void": 0, "policy.writers": [HOSTILE.public]}
+
+
+def test_what_is_given_up_when_a_peer_starts_over(tmp_path: Path, cli: Call) -> None:
+    """What it has not sent, and which rounds it may remove: both may follow from what is void."""
+    peer = Scene(tmp_path, cli, min_peers=1, deadline_s=1.0).comes(0)
+    peer.train(21)
+    peer.transport.leave()  # after what is written in the background
+    member = peer.transport._member
+    assert member is not None
+    assert member.retention.oldest_kept(0) > 0
+    assert peer.replica.residual_norm() > 0
+    member.forget()
+    assert member.retention.oldest_kept(0) == 0
+    assert peer.replica.residual_norm() == 0
+    assert (peer.replica.step, peer.replica.in_flight()) == (0, [])

@@ -28,6 +28,7 @@ from sparseloco.peers.member import tensor_table
 from sparseloco.peers.patience import Patient
 from sparseloco.peers.policy import Policy
 from sparseloco.peers.run_file import (
+    AMENDMENT_LIMIT,
     NEXT_ROUND,
     RUN_LIMIT,
     VOID,
@@ -45,6 +46,7 @@ from sparseloco.settings import RunConfig, to_table
 from sparseloco.types import Key
 
 _TOKENIZER_LIMIT = 2**26
+_WRITERS = "policy.writers"
 _ONE = ("workers", "shards", "processes")
 """Keys of ``[train]`` that say how many: a peer is one process with one whole model."""
 _PEERS_OWN = {
@@ -241,7 +243,17 @@ def amend_run(url: str, owner: Identity, round_: int, changes: Sequence[str]) ->
 
 
 def changes_of(words: Sequence[str]) -> dict[str, Any]:
-    """Values by dotted name, from ``section.key=value``."""
+    """Values by dotted name, from ``section.key=value``.
+
+    Raises:
+        ConfigError: naming what is not of that form.
+    """
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not equals or "." not in name.strip("."):
+            raise ConfigError(
+                f"{word!r}: must be KEY=VALUE with a key of the rules; write, for example, policy.min_peers=2"
+            )
     table = parse_table("", words)
     return {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
 
@@ -250,7 +262,7 @@ def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, ch
     """Sign the next amendment of a run, and put it.
 
     Raises:
-        ConfigError: if a change cannot be amended, breaks a rule, or the key is not the owner's.
+        ConfigError: if a change cannot be amended, breaks a rule, is too long, or the key is not the owner's.
     """
     if owner.public != run.owner:
         raise ConfigError(f"--key: is that of {owner.public}, but run {run.run} is owned by {run.owner}; name its key")
@@ -258,7 +270,19 @@ def put_amendment(store: Patient, run: RunFile, owner: Identity, round_: int, ch
     amendment = Amendment(run=run.run, n=len(known), round=round_, changes=dict(changes))
     apply_amendment(run_at(run, known, paths.MAX_ROUND), amendment)
     amendment = amendment.signed(owner)
-    store.create(str(paths.Amend(amendment.n)), canonical.encode(amendment))
+    data, place = canonical.encode(amendment), str(paths.Amend(amendment.n))
+    if len(data) > AMENDMENT_LIMIT:  # nobody would read it, nor any after it
+        raise ConfigError(
+            f"changes={len(data)} bytes: must have at most {AMENDMENT_LIMIT} with their signature; name fewer keys, or "
+            "start another run"
+        )
+    try:
+        store.create(place, data)
+    except AlreadyExists:
+        raise ConfigError(
+            f"{place}: must be free, but what is there is no amendment by this run's owner, or one that came this "
+            "moment; look at it, remove it if a stranger wrote it, and try again"
+        ) from None
     return amendment
 
 
@@ -279,18 +303,23 @@ def void_round(
         owner: Its owner.
         key: Round and fragment.
         changes: Further changes, which hold for the manifest that takes the place of the one that is voided.
-        bar_writer: Whoever wrote that one may write none any more.
+        bar_writer: Whoever wrote that one may write none any more, also if ``changes`` name it.
         force: Also where peers that have applied it have nothing to start over from.
 
     Raises:
-        ConfigError: if there is no such manifest, it is too old, its writer is on no list, or as in ``amend_run``.
+        ConfigError: if there is no such manifest, it is too old, nobody else is named as a writer, or as in
+            ``amend_run``.
     """
+    for name, value, most in (("round", key.round, paths.MAX_ROUND), ("fragment", key.fragment, paths.MAX_FRAGMENT)):
+        if not 0 <= value <= most:
+            raise ConfigError(f"--{name} {value}: must be from 0 to {most}; look with `sparseloco status`")
+    reach(url)
     store = Patient(open_store(url))
     run = read_run_of(store, url)
     read = reader_of(store)
     known = known_amendments(read, run)
     start = History(run=run, round=0, fragment=key.fragment, digest="", voids=voids_of(known))
-    found = claim_at(read, start, key.round)
+    found = claim_at(read, start, key.round, attempts=paths.MAX_ATTEMPT + 1)  # also behind a heap of rubbish
     if found is None:
         raise ConfigError(
             f"--round {key.round} --fragment {key.fragment}: must have a manifest that counts, and there is none; look "
@@ -307,7 +336,9 @@ def void_round(
         )
     values: dict[str, Any] = {VOID: key.fragment, **changes_of(changes)}
     if bar_writer:
-        values["policy.writers"] = _without(run_at(run, known, paths.MAX_ROUND).policy, manifest.writer)
+        policy = run_at(run, known, paths.MAX_ROUND).policy
+        named = values.get(_WRITERS, policy.writers or policy.members)
+        values[_WRITERS] = _without(named, manifest.writer) if isinstance(named, list | tuple) else named
     return Voided(put_amendment(store, run, owner, key.round, values), manifest)
 
 
@@ -321,15 +352,15 @@ def _check_not_too_old(rounds: Sequence[int], key: Key) -> None:
         )
 
 
-def _without(policy: Policy, writer: str) -> list[str]:
+def _without(keys: Sequence[str], writer: str) -> list[str]:
     """Those who may write manifests but for one."""
-    keys = [key for key in policy.writers or policy.members if key != writer]
-    if not keys:
+    others = [key for key in keys if key != writer]
+    if not others:
         raise ConfigError(
-            f"--bar-writer: must leave a writer, and the policy names none but {writer}; name those who may write with "
-            "policy.writers='[...]'"
+            f"--bar-writer: must leave a writer, but nobody besides {writer} is named as one; name those who may write "
+            "in the same command, with policy.writers='[\"KEY\", ...]'"
         )
-    return keys
+    return others
 
 
 def told(amendment: Amendment) -> str:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sparseloco.cli.doctor import Finding
 from sparseloco.cli.reach import reach
 from sparseloco.errors import NotFound, SparseLocoError, StoreError, Unavailable, WireError
@@ -219,7 +221,8 @@ def _expect(store: Store, run: RunFile, found: Mapping[str, Any], peer: str | No
     with suppress(SparseLocoError):
         seen = Viewer(store).look()
     frame_bytes, source = _frame_bytes(store, run, seen)
-    peers = _num_peers(run, seen, peer)
+    rules: Mapping[str, Any] = msgspec.to_builtins(run.policy) if seen is None else seen.policy
+    peers = _num_peers(rules["min_peers"], seen, peer)
     speed, latency = found["bandwidth"], found["latency"]
     transfer_s: float | None = None
     if frame_bytes is not None and "up_bytes_per_s" in speed:
@@ -235,7 +238,7 @@ def _expect(store: Store, run: RunFile, found: Mapping[str, Any], peer: str | No
         "sent_per_round_bytes": frame_bytes,
         "fetched_per_round_bytes": None if frame_bytes is None else (peers - 1) * frame_bytes,
         "transfer_s": transfer_s,
-        "deadline_s": run.policy.deadline_s if seen is None else seen.policy["deadline_s"],
+        "deadline_s": rules["deadline_s"],
     }
 
 
@@ -278,10 +281,11 @@ def _counted(store: Store, run: RunFile) -> int | None:
     return int(figures["bytes_sent_per_round"]) if figures["fingerprint"] == run.fingerprint else None
 
 
-def _num_peers(run: RunFile, seen: Status | None, peer: str | None) -> int:
+def _num_peers(min_peers: int, seen: Status | None, peer: str | None) -> int:
     """How many take part: those of the newest round, or those that are here, and this one if it is not among them."""
+    least = max(2, min_peers)
     if seen is None:
-        return max(2, run.policy.min_peers)
+        return least
     listed = next((len(one.sent) for one in seen.rounds if one.closed and one.sent), 0)
     live = sum(one.state == "live" and one.peer != peer for one in seen.peers)
-    return max(2, run.policy.min_peers, listed, live + 1)
+    return max(least, listed, live + 1)

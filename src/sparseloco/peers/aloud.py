@@ -8,7 +8,7 @@ from sparseloco.peers.operations import Tell
 from sparseloco.peers.replay import Progress
 
 _LOG = logging.getLogger("sparseloco.peers")
-QUIET = frozenset({"closed", "deadline", "clipped-other"})
+QUIET = frozenset({"closed", "deadline", "clipped-other", "norms"})
 """Kinds of what the protocol says that need nobody's attention."""
 
 

@@ -150,19 +150,20 @@ class Bucket:
         found: list[Listed] = []
         looked, last = 0, ""
         for path, entry in self._entries(folder, after, min(limit, PAGE)):
-            if path <= last:
-                raise StoreError(
-                    f"{_named('list', folder)}: the store lists out of order; use one that sorts by name, as S3 does"
-                )
-            last = path
+            if entry is not None and _is_path(path):  # stores may sort other names as they like
+                if path <= last:
+                    raise StoreError(
+                        f"{_named('list', folder)}: the store lists out of order; use one that sorts by name, as S3 "
+                        "does"
+                    )
+                last = path
             if path <= after:
                 continue  # some stores ignore where to start
             looked += _ODD_FOLDER if entry is None else 1
-            if entry is not None and _is_path(path):
-                time = entry["last_modified"].timestamp()
-                found.append(Listed(path, entry["size"], entry["e_tag"] or "", time))
+            if path == last and entry is not None:
+                found.append(Listed(path, entry["size"], entry["e_tag"] or "", entry["last_modified"].timestamp()))
             if looked >= limit:
-                return Page(found, last)
+                return Page(found, path)
         return Page(found)
 
     def _entries(self, folder: str, after: str, chunk: int) -> Iterator[tuple[str, Mapping[str, Any] | None]]:

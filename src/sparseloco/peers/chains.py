@@ -100,6 +100,9 @@ class Chain:
     vouched: deque[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self.history = History(run=self.run, round=0, fragment=self.fragment, digest="")
         self.links = deque(maxlen=self.keep)
         self.tallies, self.listed_bytes = {}, 0
@@ -108,7 +111,7 @@ class Chain:
     def learn(self, voids: tuple[Void, ...]) -> None:
         """Take note of what the owner has voided; if rounds up to here are among it, begin anew."""
         if replace(self.history, voids=voids).voided:
-            self.__post_init__()
+            self._begin()
         self.history = replace(self.history, voids=voids)
 
     @property

@@ -20,6 +20,7 @@ from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, read_
 from sparseloco.peers.store import Store, get_steady
 
 MAX_ATTEMPTS = 64
+"""Attempts of a round that are looked at, whoever laid them; peers in an open round look at all there can be."""
 _BATCH = 16
 """Manifests that are fetched at the same time."""
 _LARGEST = manifest_limit(Policy(max_peers=MAX_PEERS))
@@ -84,12 +85,12 @@ def _judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | N
     return verdict if isinstance(verdict, Manifest) else None
 
 
-def claim_at(read: Reader, start: History, round: int) -> tuple[Manifest, History] | None:
+def claim_at(read: Reader, start: History, round: int, attempts: int = MAX_ATTEMPTS) -> tuple[Manifest, History] | None:
     """A manifest in the middle of the chain that begins with ``start``, and the history before it, as it tells it.
 
-    Where several attempts are in order, it is the one that the next round's manifests name.
+    Where several of the first ``attempts`` are in order, it is the one that the next round's manifests name.
     """
-    found = _claims(read, start, round)
+    found = _claims(read, start, round, attempts)
     if len(found) > 1:
         named = {manifest.previous for manifest, _ in _claims(read, start, round + 1)}
         found = [pair for pair in found if pair[0].sha256 in named] or found
@@ -128,9 +129,9 @@ def anchored(store: Store, start: History, most: int = anchors.KEPT, *, after: i
     return found
 
 
-def _claims(read: Reader, start: History, round: int) -> list[tuple[Manifest, History]]:
+def _claims(read: Reader, start: History, round: int, attempts: int = MAX_ATTEMPTS) -> list[tuple[Manifest, History]]:
     found: list[tuple[Manifest, History]] = []
-    for place, data, told in _attempts(read, replace(start, round=round), _LARGEST):
+    for place, data, told in _attempts(read, replace(start, round=round), _LARGEST, attempts):
         amendments = amendments_until(read, start.run, told.amendments - len(told.amended))
         if amendments is None:
             continue
@@ -175,9 +176,11 @@ def amendment_of(read: Reader, run: RunFile, n: int) -> Amendment | None:
         return None
 
 
-def _attempts(read: Reader, chain: History, limit: int) -> Iterator[tuple[paths.Manifest, bytes, Manifest]]:
+def _attempts(
+    read: Reader, chain: History, limit: int, attempts: int = MAX_ATTEMPTS
+) -> Iterator[tuple[paths.Manifest, bytes, Manifest]]:
     """Whatever looks like a manifest, attempt by attempt, until there is none."""
-    for attempt in range(MAX_ATTEMPTS):
+    for attempt in range(attempts):
         place = paths.Manifest(chain.round, chain.fragment, attempt)
         data = read(str(place), limit)
         if data is None:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -31,31 +32,37 @@ def payload_norm(channel: Channel, state: ChannelState, payload: Payload) -> flo
     return math.sqrt(math.fsum(total))
 
 
-def clip_to_median(
-    inbox: Sequence[Envelope], norm: Callable[[Payload], float], ratio: float
-) -> tuple[list[Envelope], dict[int, float]]:
+class Clipped(NamedTuple):
+    """A round after clipping.
+
+    Attributes:
+        inbox: The envelopes; those that were too long, scaled.
+        norms: 2-norm of each payload as it was sent, by number of its peer; none if nothing is clipped.
+        most: Length that none has exceeded since.
+    """
+
+    inbox: list[Envelope]
+    norms: dict[int, float]
+    most: float
+
+
+def clip_to_median(inbox: Sequence[Envelope], norm: Callable[[Payload], float], ratio: float) -> Clipped:
     """Scale payloads down to ``ratio`` times the median norm of the round.
 
     Args:
         inbox: Checked envelopes of one round.
         norm: Of a payload.
         ratio: At least 1; 0 leaves all as they are.
-
-    Returns:
-        The envelopes, and by number of the peer the factor of each that was scaled.
     """
     if not ratio or len(inbox) < 3:  # of two, nobody knows which is the long one
-        return list(inbox), {}
-    norms = [norm(envelope.payload) for envelope in inbox]
-    most = ratio * statistics.median(norms)
-    clipped: list[Envelope] = []
-    factors: dict[int, float] = {}
-    for envelope, length in zip(inbox, norms, strict=True):
-        if length > most:
-            factors[envelope.peer] = most / length
-            envelope = replace(envelope, payload=scaled(envelope.payload, most / length))
-        clipped.append(envelope)
-    return clipped, factors
+        return Clipped(list(inbox), {}, math.inf)
+    norms = {envelope.peer: norm(envelope.payload) for envelope in inbox}
+    most = ratio * statistics.median(norms.values())
+    clipped = [
+        replace(one, payload=scaled(one.payload, most / norms[one.peer])) if norms[one.peer] > most else one
+        for one in inbox
+    ]
+    return Clipped(clipped, norms, most)
 
 
 def scaled(payload: Payload, factor: float) -> Payload:

@@ -186,15 +186,7 @@ class Desk:
             number = order.number if self._is_mine(entry, fate) else foreign_number(entry.peer)
             if entry.hash in opened:
                 inbox.append(replace(opened[entry.hash], peer=number))
-        inbox, factors = clip_to_median(inbox, order.norm, policy.clip_norm_ratio)
-        for number, factor in factors.items():
-            mine = number == order.number
-            who = "this peer" if mine else name_of(number)
-            text = (
-                f"round {order.key.round}, fragment {order.key.fragment}: what {who} sent is scaled by "
-                f"{factor:.3g}, since it is longer than clip_norm_ratio allows"
-            )
-            self.tell(Tell("clipped" if mine else "clipped-other", order.key.round, order.key.fragment, text))
+        inbox = self._clip(order, inbox, policy.clip_norm_ratio)
         return Closed(manifest, inbox, fate)
 
     def prefetch(self, manifest: Manifest) -> list[Future[object]]:
@@ -251,6 +243,26 @@ class Desk:
         served[:] = [one for one in served if one.manifest.round >= oldest.round] + [fetching]
         self.frames.remove_before(oldest)
         self.frames.forget_before(Key(served[-_IN_MEMORY:][0].manifest.round, key.fragment))
+
+    def _clip(self, order: Order, inbox: list[Envelope], ratio: float) -> list[Envelope]:
+        """Scale down what is too long; every norm goes into the log, so that one can see who bends the run (C-68)."""
+        inbox, norms, most = clip_to_median(inbox, order.norm, ratio)
+        key = order.key
+        where = f"round {key.round}, fragment {key.fragment}"
+        if norms:
+            each = ", ".join(f"{self._name(order, number)} {norm:.3g}" for number, norm in norms.items())
+            self.tell(Tell("norms", key.round, key.fragment, f"{where}: norms, of which {most:.3g} may be: {each}"))
+        for number, norm in norms.items():
+            if norm > most:
+                what = f"what {self._name(order, number)} sent is scaled by {most / norm:.3g}"
+                text = f"{where}: {what}, since it is longer than clip_norm_ratio allows"
+                kind = "clipped" if number == order.number else "clipped-other"
+                self.tell(Tell(kind, key.round, key.fragment, text))
+        return inbox
+
+    @staticmethod
+    def _name(order: Order, number: int) -> str:
+        return "this peer" if number == order.number else str(name_of(number))
 
     def _is_mine(self, entry: Entry, fate: Fate) -> bool:
         return entry.peer == self.me.peer_id and fate == Fate.ACCEPTED

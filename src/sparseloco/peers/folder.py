@@ -26,7 +26,7 @@ def page(root: Path, folder: str, after: str, limit: int) -> Page:
         limit: Files and folders that are looked at.
 
     Raises:
-        OSError: if a folder cannot be read; one that is not there is empty.
+        OSError: if the folder cannot be read; one that is not there is empty, and so are those below it that are shut.
     """
     found: list[Listed] = []
     looked, last = 0, after
@@ -40,7 +40,8 @@ def page(root: Path, folder: str, after: str, limit: int) -> Page:
         elif path.endswith("/"):
             looked += not last.startswith(path)  # counted already, if the page before ended in it
             last = max(last, path)
-            levels.append(_level(root, path[:-1], after, limit - looked))
+            with contextlib.suppress(PermissionError):  # who shuts a folder hides that one, and no other
+                levels.append(_level(root, path[:-1], after, limit - looked))
         else:
             looked, last = looked + 1, path
             with contextlib.suppress(FileNotFoundError):  # removed since

@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from typing import Literal
 
 import msgspec
@@ -96,7 +96,9 @@ def read_lease(data: bytes, run: str, peer: str) -> Lease:
 
 
 class Heart:
-    """Keeps the own lease fresh and watches those of the others, in a thread of its own.
+    """Keeps the own lease fresh and watches those of the others, each in a thread of its own.
+
+    However long it takes to look at what others have put, the own lease does not run out meanwhile.
 
     Args:
         store: Where leases are.
@@ -104,7 +106,7 @@ class Heart:
         me: This peer.
         session: 16 hex digits that no earlier process of this peer used.
         leases: Is told what is seen; guarded by this class.
-        beat: Called once a beat beside the lease, for what else has to be looked at now and then.
+        beat: Called after each look, for what else has to be looked at now and then.
         clock: Seconds that never go back.
     """
 
@@ -122,12 +124,15 @@ class Heart:
         self.round = 0
         self.loss: float | None = None
         self._store, self._run, self._me, self._session = store, run, me, session
-        self._leases, self._beat, self._clock = leases, beat, clock
+        self._leases, self._clock = leases, clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._counter = self._looks = 0
         self._etags: dict[str, tuple[str, Sighting]] = {}
-        self._thread = threading.Thread(target=self._run_on, name="sparseloco-lease", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run_on, args=duties, name=f"sparseloco-{name}", daemon=True)
+            for name, duties in {"lease": (self.put,), "look": (self.look, beat)}.items()
+        ]
 
     def start(self) -> None:
         """Put the first lease and look once, then go on in the background.
@@ -137,10 +142,11 @@ class Heart:
         """
         self.put()
         self.look()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
-    def live(self) -> frozenset[str]:
-        """Peers whose lease holds now."""
+    def live(self) -> KeysView[str]:
+        """Peers whose lease holds now, those first that are known longest."""
         with self._lock:
             return self._leases.live(self._clock())
 
@@ -198,10 +204,11 @@ class Heart:
         return [*new[start:], *new[:start]][:MAX_NEW]
 
     def stop(self) -> None:
-        """End the thread; the lease runs out, or is released by :meth:`put`."""
+        """End the threads; the lease runs out, or is released by :meth:`put`."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
     def _sighting(self, place: paths.Lease, etag: str) -> Sighting:
         known = self._etags.get(place.peer)
@@ -210,8 +217,8 @@ class Heart:
         lease = read_lease(self._store.get(str(place), limit=LEASE_LIMIT), self._run, place.peer)
         return Sighting(place.peer, f"{lease.session}{lease.counter}", lease.left)
 
-    def _run_on(self) -> None:
+    def _run_on(self, *duties: Callable[[], None]) -> None:
         while not self._stop.wait(self._leases.lease_s / _BEATS_PER_LEASE):
-            for duty in (self.put, self.look, self._beat):
+            for duty in duties:
                 with contextlib.suppress(StoreError):  # the next beat tries again; a lease is for that
                     duty()

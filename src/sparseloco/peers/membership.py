@@ -5,7 +5,7 @@ No clock of another machine enters: what counts is how long ago this reader saw 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,11 +64,11 @@ class Leases:
         for peer in [peer for peer, known in self._known.items() if known.seen < too_old]:
             del self._known[peer]  # ids of peers long gone do not pile up (C-48)
 
-    def live(self, now: float) -> frozenset[str]:
-        """Peers whose lease changed within ``lease_s`` and that did not leave."""
-        return frozenset(
-            peer for peer, known in self._known.items() if not known.left and now - known.changed <= self.lease_s
-        )
+    def live(self, now: float) -> KeysView[str]:
+        """Peers whose lease changed within ``lease_s`` and that did not leave, those first that are known longest."""
+        return {
+            peer: None for peer, known in self._known.items() if not known.left and now - known.changed <= self.lease_s
+        }.keys()
 
     def last_seen(self, now: float) -> dict[str, float]:
         """Seconds since each known peer's lease last changed, the longest first."""

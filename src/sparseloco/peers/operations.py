@@ -115,7 +115,7 @@ class Tell:
 
     Attributes:
         kind: A word for machines: "skipped", "deadline", "no-quorum", "cannot-write", "waiting", "closed", "clipped"
-            (this peer's), "clipped-other", "voided".
+            (this peer's), "clipped-other", "norms", "voided".
         round: The round.
         fragment: The fragment.
         text: One sentence; names from peers in it are hex digits or escaped.

@@ -23,7 +23,7 @@ class Walk:
             walk.goes_on(page.rest)
 
     A folder that has had its share is jumped over, so who fills one costs the others a page. Who has many costs all of
-    the pages; folders of a known name that were not reached are then looked into one by one.
+    the pages; folders of a known name that were not reached are then looked into one by one, as where nothing is seen.
 
     Attributes:
         prefix: The folder, with the slash at its end.
@@ -45,10 +45,13 @@ class Walk:
         for _ in range(MAX_PAGES):
             self._rest = ""
             yield self.prefix, after
-            if not self._rest:
+            if not self._rest and self._looked:
                 return
+            if not self._rest:
+                break  # a name that is no path may lie in it, which hides all that is there
             after = self._next(after)
-        self.whole = False
+        else:
+            self.whole = False
         for name in sorted(self.known):
             folder = f"{self.prefix}{name}/"
             if past(folder) > after:

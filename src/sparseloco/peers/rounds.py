@@ -85,7 +85,7 @@ class Round:
         history: What the verdicts depend on.
         me: The own key.
         own: Hash and size of the own frame, saved durably before (write-ahead); None if there is none.
-        live: Peers with a lease that holds, at the moment of the call.
+        live: Peers with a lease that holds, at the moment of the call; those first that are known longest.
         last_seen: Seconds since each known peer's lease changed, for what is said.
         now: Monotonic seconds.
         amendments: All by number that this peer knows and has checked; may grow while the round is open.
@@ -212,8 +212,9 @@ class Round:
 
     def look(self) -> Steps[None]:
         """Take note of new frames, and check each before it can be listed."""
-        policy, live = self.policy, set(self.live())
-        known = [self.me.peer_id, *sorted(filter(policy.admits, live))[: STRANGERS * policy.max_peers]]
+        policy, live = self.policy, self.live()
+        # Those first that are known longest: ids that sort first can be made by the thousand.
+        known = [self.me.peer_id, *[*filter(policy.admits, live)][: STRANGERS * policy.max_peers]]
         for named, size in (yield from list_round(self.history.round, self.history.fragment, known)) or ():
             if not isinstance(named, paths.Frame) or not policy.admits(named.peer):
                 continue
