@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparseloco.errors import QuorumError, Unavailable
+from sparseloco.errors import Interrupted, QuorumError, Unavailable
 from sparseloco.peers import paths
 from sparseloco.peers.fates import Fate, fate_since
 from sparseloco.peers.manifest import Entry, Manifest
@@ -96,6 +96,19 @@ def test_giving_up_leaves_what_is_written_down(tmp_path: Path) -> None:
         for peer in [*peers, back]:
             peer.transport.leave()
     assert {path: path.read_bytes() for path in journal} == journal
+
+
+def test_who_waits_for_a_manifest_can_be_stopped(tmp_path: Path) -> None:
+    store = Deaf(open_store("memory://"))
+    peers, _, back = away(tmp_path, store)
+    store.how = "no answer"
+    back.transport._stop = lambda: "waiting" in back.kinds()
+    try:
+        with pytest.raises(Interrupted, match=r"^left while it was catching up; nothing is lost$"):
+            back.transport.connect(back.replica)
+    finally:
+        for peer in [*peers, back]:
+            peer.transport.leave()
 
 
 def test_only_the_manifests_that_the_later_ones_name_decide() -> None:

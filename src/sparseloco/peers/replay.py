@@ -375,19 +375,19 @@ class CatchUp:
 
         Raises:
             QuorumError: after ``give_up_s``; nothing has changed then.
+            Interrupted: if this peer was asked to stop.
         """
         desk, key, began, said = self.member.desk, posted.key, self.clock(), False
         named = partial(claim_named, self._read, self.member.start_of(key.fragment))
-        text = (
-            f"round {key.round}, fragment {key.fragment}: the manifests since cannot be read, which say whether what "
-            "this peer sent was applied"
-        )
+        what = "the manifests since cannot be read, which say whether what this peer sent was applied"
+        text = f"round {key.round}, fragment {key.fragment}: {what}"
         while (fate := fate_since(key.round, posted.hash, desk.me.peer_id, later, named)) is None:
             if desk.give_up_s is not None and self.clock() - began >= desk.give_up_s:
                 raise QuorumError(f"{text}; look at the store, and start this peer again")
             if not said:
                 self._say("waiting", key, f"{text}; waiting goes on")
             said = True
+            desk.meanwhile()
             desk.driver(key, None).pause(desk.poll_s)
         return fate
 
