@@ -194,6 +194,7 @@ def test_manifest_of_a_stranger_counts_for_nobody(tmp_path: Path) -> None:
         previous="0" * 64,
         digest=Replica(toy.net(), ROWS[ROW]()).digest(),
         amendments=0,
+        state_sha256="0" * 64,
         writer=HOSTILE.public,
     )
     store.create(str(paths.Manifest(0, 0, 0)), seal(stranger, HOSTILE))
