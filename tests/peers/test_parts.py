@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -223,3 +224,41 @@ def test_who_is_no_member_or_has_left_is_told_so(tmp_path: Path) -> None:
     member.transport.leave()
     with pytest.raises(Interrupted, match="round 0: cannot be closed any more, since this peer has left"):
         member.step()
+
+
+def test_frames_beyond_the_room_go_to_the_disk(tmp_path: Path) -> None:
+    """In an open run many may post long frames; what a round did not list is gone once it is closed."""
+    frames, key = Frames(tmp_path, room=100), Key(3, 0)
+    objects = [bytes([number]) * 40 for number in range(5)]
+    hashes = [frames.put(key, data) for data in objects]
+    assert sum(map(len, frames._held.values())) == 80
+    assert [frames.get(one) for one in hashes] == objects
+    assert len(list(tmp_path.iterdir())) == 3
+    frames.put(Key(4, 0), b"of a round that is open" * 5)
+    frames.keep(key, [hashes[0], hashes[4]])
+    assert [frames.get(one) for one in hashes] == [objects[0], objects[1], None, None, objects[4]]
+    again = Frames(tmp_path, room=100)
+    assert {hashes[0], hashes[4]} < again.hashes()
+    assert len(again.hashes()) == len(list(tmp_path.iterdir())) == 3
+    frames.remove_before(Key(5, 0))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", [None, "a file"])
+def test_frames_stay_in_memory_where_there_is_no_disk(folder: str | None, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_bytes(b"")
+    frames = Frames(tmp_path / folder if folder else None, room=0)
+    assert frames.get(frames.put(Key(0, 0), b"frame")) == b"frame"
+
+
+def test_a_peer_that_loses_its_folder_says_so(tmp_path: Path) -> None:
+    run, store, me = make_run(ROWS["sparseloco"](), toy.net(), min_peers=1), open_store("memory://"), identity("me")
+    peer = Peer(run, ROWS["sparseloco"](), store, me, tmp_path, 0)
+    frames = peer.transport._desk.frames
+    frames._room = 0
+    frames.keep = lambda *_: shutil.rmtree(frames._folder or "")  # type: ignore[method-assign]
+    try:
+        with pytest.raises(CheckpointError, match="must stay in this peer's folder while it runs; look at the disk"):
+            peer.train(5)
+    finally:
+        peer.transport.leave()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
-from sparseloco.errors import DivergenceError, WireError
+from sparseloco.errors import CheckpointError, DivergenceError, WireError
 from sparseloco.peers import paths
 from sparseloco.peers.clipping import clip_to_median
 from sparseloco.peers.deadline import Arrivals, Decision, decide
@@ -272,7 +272,11 @@ class Desk:
         opened: dict[str, Envelope] = {}
         for entry in manifest.entries:
             data = self.frames.get(entry.hash)
-            assert data is not None
+            if data is None:
+                raise CheckpointError(
+                    f"frame={entry.hash[:16]}: must stay in this peer's folder while it runs; look at the disk, and "
+                    "start this peer again"
+                )
             try:
                 envelope = order.expected.open(data, entry.peer)
                 if envelope.weight != entry.weight:

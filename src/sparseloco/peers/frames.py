@@ -89,10 +89,13 @@ class Frames:
 
     Args:
         folder: A local directory for what is kept; None keeps nothing.
+        room: Bytes that are held in memory; with a folder, what is beyond goes to the disk at once, so that many who
+            post long frames in an open run cannot fill the memory.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, room: int = 2**28) -> None:
         self._lock = threading.Lock()
+        self._room = room
         self._held: dict[str, bytes] = {}
         self._keys: dict[str, Key] = {}
         self._folder = folder
@@ -102,8 +105,14 @@ class Frames:
             self._kept[hash_] = Key(int(number), int(fragment))
 
     def put(self, key: Key, data: bytes) -> str:
-        """Hold an object in memory; returns its hash."""
+        """Hold an object; returns its hash."""
         hash_ = sha256(data)
+        with self._lock:
+            is_full = sum(map(len, self._held.values())) + len(data) > self._room
+        if is_full and self._folder:
+            with contextlib.suppress(OSError):  # without space on the disk, memory has to do
+                self._write(key, hash_, data)
+                return hash_
         with self._lock:
             self._held[hash_], self._keys[hash_] = data, key
         return hash_
@@ -125,21 +134,28 @@ class Frames:
             return {*self._held, *self._kept}
 
     def keep(self, key: Key, hashes: Iterable[str]) -> None:
-        """Write objects of a round to the disk.
+        """Write these objects of a closed round to the disk, and drop others of that round from it.
 
         Raises:
             OSError: if they cannot be written.
         """
-        for hash_ in hashes if self._folder else ():
-            data, path = self._held.get(hash_), self._path(key, hash_)
-            if data is None or hash_ in self._kept:
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            half = path.with_name(f".{hash_}.tmp")
-            half.write_bytes(data)  # the disk need not have it at once: what is damaged is not used
-            half.rename(path)
-            with self._lock:
-                self._kept[hash_] = key
+        listed = set(hashes)
+        with self._lock:
+            for hash_ in [one for one, at in self._kept.items() if at == key and one not in listed]:
+                self._path(self._kept.pop(hash_), hash_).unlink(missing_ok=True)
+        for hash_ in listed if self._folder else ():
+            data = self._held.get(hash_)
+            if data is not None and hash_ not in self._kept:
+                self._write(key, hash_, data)
+
+    def _write(self, key: Key, hash_: str, data: bytes) -> None:
+        path = self._path(key, hash_)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_name(f".{hash_}-{threading.get_ident()}.tmp")
+        half.write_bytes(data)  # the disk need not have it at once: what is damaged is not used
+        half.rename(path)
+        with self._lock:
+            self._kept[hash_] = key
 
     def forget_before(self, key: Key) -> None:
         """Drop objects of that fragment's earlier rounds from memory."""
