@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from sparseloco.errors import NotFound, TooLarge, WireError
 from sparseloco.peers import anchors, canonical
 from sparseloco.peers.claims import attempts
-from sparseloco.peers.manifest import History, Manifest, judge, manifest_limit
+from sparseloco.peers.manifest import History, Manifest, judge_claim, manifest_limit
 from sparseloco.peers.run_file import RunFile, Void
 from sparseloco.peers.store import Store
 
@@ -180,12 +180,7 @@ def _candidates(read: Reader, history: History) -> tuple[list[Link], list[str]]:
         except WireError as error:
             skipped.append(f"attempt {attempt}: {error}")
             continue
-        if history.wants_state_hash != bool(told.state_sha256):  # then no state of a reader makes it count
-            skipped.append(
-                f"attempt {attempt}: state_sha256 must be there in rounds that are due an anchor, and only then"
-            )
-            continue
-        verdict = judge(data, place, replace(history, digest=told.digest, state_sha256=told.state_sha256))
+        verdict = judge_claim(data, place, history, told)
         if isinstance(verdict, Manifest):
             found.append(Link(verdict, len(data)))
         else:

@@ -14,7 +14,7 @@ from functools import partial
 
 from sparseloco.errors import StoreError, TooLarge, WireError
 from sparseloco.peers import anchors, canonical, paths
-from sparseloco.peers.manifest import History, Manifest, is_signed, judge, manifest_limit
+from sparseloco.peers.manifest import History, Manifest, is_signed, judge_claim, manifest_limit
 from sparseloco.peers.policy import MAX_PEERS, Policy
 from sparseloco.peers.run_file import AMENDMENT_LIMIT, Amendment, RunFile, read_amendment
 from sparseloco.peers.store import Store, get_steady
@@ -47,8 +47,9 @@ def reader_of(store: Store) -> Reader:
 def next_claim(read: Reader, chain: History) -> Manifest | None:
     """The first attempt of the chain's next round that is in order but for its shared state."""
     for place, data, told in _told(read, chain, manifest_limit(chain.policy)):
-        if manifest := _judge(data, place, replace(chain, digest=told.digest, state_sha256=told.state_sha256)):
-            return manifest
+        verdict = judge_claim(data, place, chain, told)
+        if isinstance(verdict, Manifest):
+            return verdict
     return None
 
 
@@ -75,14 +76,6 @@ def _first_attempt(read: Reader, chain: History) -> tuple[str, bytes | None]:
 def _after(first: tuple[str, bytes | None], read: Reader) -> Reader:
     """A reader that has one object already."""
     return lambda path, limit: first[1] if path == first[0] else read(path, limit)
-
-
-def _judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | None:
-    """The manifest if it is in order; one that lacks the hash that is due is not, whatever the reader's state."""
-    if history.wants_state_hash != bool(history.state_sha256):
-        return None
-    verdict = judge(data, place, history)
-    return verdict if isinstance(verdict, Manifest) else None
 
 
 def claim_at(read: Reader, start: History, round: int, room: float = ROOM) -> tuple[Manifest, History] | None:
@@ -139,13 +132,12 @@ def _claims(read: Reader, start: History, round: int, room: float = ROOM) -> lis
         history = replace(
             start,
             round=round,
-            digest=told.digest,
             previous=told.previous,
             amendments=amendments,
-            state_sha256=told.state_sha256,
         )
-        if manifest := _judge(data, place, history):
-            found.append((manifest, replace(history, digest="", state_sha256="")))
+        verdict = judge_claim(data, place, history, told)
+        if isinstance(verdict, Manifest):
+            found.append((verdict, history))
     return found
 
 

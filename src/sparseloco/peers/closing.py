@@ -150,9 +150,17 @@ class Desk:
         while (manifest := driver.run(steps.follow())) is None:
             if steps.seen.is_open:
                 return None
-            self.meanwhile()
-            driver.pause(self.poll_s)
+            self.idle(driver)
         return self.finish(order, manifest, self.meanwhile)
+
+    def idle(self, driver: Driver) -> None:
+        """Wait a little while catching up.
+
+        Raises:
+            Interrupted: if the peer leaves, or was asked to.
+        """
+        self.meanwhile()
+        driver.pause(self.poll_s)
 
     def finish(self, order: Order, manifest: Manifest, meanwhile: Callable[[], None] = lambda: None) -> Closed | None:
         """Fetch what an accepted manifest lists; nobody goes on without (rule 3).

@@ -236,6 +236,19 @@ def judge(data: bytes, place: paths.Manifest, history: History) -> Manifest | Re
     return Drifted(drift) if drift else manifest
 
 
+def judge_claim(data: bytes, place: paths.Manifest, history: History, told: Manifest) -> Manifest | Refusal | Drifted:
+    """The verdict of a reader without the shared state, which takes the manifest's own word on that.
+
+    Args:
+        data: As for :func:`judge`.
+        place: Where it lies.
+        history: What the reader knows; its ``digest`` and ``state_sha256`` do not matter.
+        told: The same manifest, decoded.
+    """
+    word = (told.state_sha256 or NO_HASH) if history.wants_state_hash else ""
+    return judge(data, place, replace(history, digest=told.digest, state_sha256=word))
+
+
 def _place_fields(manifest: Manifest) -> tuple[str, int, int, int]:
     return manifest.run, manifest.round, manifest.fragment, manifest.attempt
 

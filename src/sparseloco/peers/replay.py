@@ -387,8 +387,7 @@ class CatchUp:
             if not said:
                 self._say("waiting", key, f"{text}; waiting goes on")
             said = True
-            desk.meanwhile()
-            desk.driver(key, None).pause(desk.poll_s)
+            desk.idle(desk.driver(key, None))
         return fate
 
     def _report(self, total: int) -> None:
